@@ -4,7 +4,7 @@ use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Names, Way, names};
+use super::ways::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind};
@@ -19,7 +19,7 @@ const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-chain");
 
 /// Refuses machines below a level, and right operands that no panel holds. Says which panels are multiplied.
-pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
+pub(super) fn panels(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<PanelKind, Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind() {
         Some(PanelKind::Blocks(_)) => Err("multiplies no block-quantized weights".into()),
@@ -29,6 +29,10 @@ pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -
         },
         None => Err("multiplies panels and right operands of f32, f16 and bf16 only".into()),
     }
+}
+
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+    panels(fixed, hardware, level).map(drop)
 }
 
 /// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
@@ -44,16 +48,15 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 /// One multiply-add per product, for every kind of panel.
 pub(crate) struct PortableWay;
 
-impl Way for PortableWay {
-    const NAMES: Names = names!("portable");
-    const ARITHMETIC: Arithmetic = MUL_ADD;
-    const TILES: &'static Tiles = &PORTABLE;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Portable).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Portable)
-    }
+impl Listed for PortableWay {
+    const WAY: Way = Way {
+        names: names!("portable"),
+        arithmetic: MUL_ADD,
+        level: SimdLevel::Portable,
+        tiles: &PORTABLE,
+        admit,
+        rate,
+    };
 }
 
 pub(crate) const PORTABLE: Tiles =
@@ -64,16 +67,9 @@ pub(crate) const PORTABLE: Tiles =
 pub(crate) struct Avx2Way;
 
 #[cfg(target_arch = "x86_64")]
-impl Way for Avx2Way {
-    const NAMES: Names = names!("avx2");
-    const ARITHMETIC: Arithmetic = FUSED;
-    const TILES: &'static Tiles = &AVX2;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Avx2).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Avx2)
-    }
+impl Listed for Avx2Way {
+    const WAY: Way =
+        Way { names: names!("avx2"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
 }
 
 /// Of 16 registers 6 rows of half a panel take 12.
@@ -86,16 +82,9 @@ pub(crate) const AVX2: Tiles =
 pub(crate) struct Avx512Way;
 
 #[cfg(target_arch = "x86_64")]
-impl Way for Avx512Way {
-    const NAMES: Names = names!("avx512");
-    const ARITHMETIC: Arithmetic = FUSED;
-    const TILES: &'static Tiles = &AVX512;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Avx512).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Avx512)
-    }
+impl Listed for Avx512Way {
+    const WAY: Way =
+        Way { names: names!("avx512"), arithmetic: FUSED, level: SimdLevel::Avx512, tiles: &AVX512, admit, rate };
 }
 
 /// 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.

@@ -6,7 +6,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::cpu;
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Names, Way, names};
+use super::ways::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
@@ -18,26 +18,26 @@ const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, 
 /// `vdpbf16ps`.
 pub(crate) struct DotWay;
 
-impl Way for DotWay {
-    const NAMES: Names = names!("avx512bf16");
-    const ARITHMETIC: Arithmetic = DOT;
-    const TILES: &'static Tiles = &DOTS;
+impl Listed for DotWay {
+    const WAY: Way =
+        Way { names: names!("avx512bf16"), arithmetic: DOT, level: SimdLevel::Avx512Bf16, tiles: &DOTS, admit, rate };
+}
 
-    /// Refuses what `vdpbf16ps` does not multiply.
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        let panels = cpu::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
-        if fixed.compute != Compute::Bf16 {
-            return Err("computes in bf16, the problem asks for f32".into());
-        }
-        if panels != PanelKind::Bf16 {
-            return Err(format!("multiplies bf16, the weight is packed as {}", panels.encoding()).into());
-        }
-        Ok(())
+/// Refuses what `vdpbf16ps` does not multiply.
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+    let panels = cpu::panels(fixed, hardware, level)?;
+    if fixed.compute != Compute::Bf16 {
+        return Err("computes in bf16, the problem asks for f32".into());
     }
+    if panels != PanelKind::Bf16 {
+        return Err(format!("multiplies bf16, the weight is packed as {}", panels.encoding()).into());
+    }
+    Ok(())
+}
 
-    fn rate(hardware: &Hardware) -> f64 {
-        predicted::bf16_rate(hardware) * 0.85
-    }
+/// Operations per second and thread.
+fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
+    predicted::bf16_rate(hardware) * 0.85
 }
 
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));

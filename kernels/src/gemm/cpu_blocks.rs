@@ -9,7 +9,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
 use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Names, Way, names};
+use super::ways::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind, blocks};
@@ -24,13 +24,17 @@ const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
 
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
-pub(super) fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
+pub(super) fn format(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
     needs(level, hardware)?;
     match fixed.panel_kind().and_then(PanelKind::blocks) {
         Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
         Some(format) => Ok(format),
         None => Err("multiplies block-quantized weights only".into()),
     }
+}
+
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+    format(fixed, hardware, level).map(drop)
 }
 
 /// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
@@ -49,16 +53,15 @@ const STEP: usize = PANEL * size_of::<f32>();
 /// Codes looked up as f32.
 pub(crate) struct PortableWay;
 
-impl Way for PortableWay {
-    const NAMES: Names = names!("portable.blocks");
-    const ARITHMETIC: Arithmetic = MUL_ADD;
-    const TILES: &'static Tiles = &PORTABLE;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Portable).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Portable)
-    }
+impl Listed for PortableWay {
+    const WAY: Way = Way {
+        names: names!("portable.blocks"),
+        arithmetic: MUL_ADD,
+        level: SimdLevel::Portable,
+        tiles: &PORTABLE,
+        admit,
+        rate,
+    };
 }
 
 pub(crate) const PORTABLE: Tiles =
@@ -75,16 +78,9 @@ pub(crate) const PORTABLE: Tiles =
 pub(crate) struct Avx2Way;
 
 #[cfg(target_arch = "x86_64")]
-impl Way for Avx2Way {
-    const NAMES: Names = names!("avx2.blocks");
-    const ARITHMETIC: Arithmetic = FUSED;
-    const TILES: &'static Tiles = &AVX2;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Avx2).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Avx2)
-    }
+impl Listed for Avx2Way {
+    const WAY: Way =
+        Way { names: names!("avx2.blocks"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
 }
 
 /// 4 rows of half a panel take 8 of 16 registers, and 6 take 12.
@@ -103,16 +99,15 @@ pub(crate) const AVX2: Tiles =
 pub(crate) struct Avx512Way;
 
 #[cfg(target_arch = "x86_64")]
-impl Way for Avx512Way {
-    const NAMES: Names = names!("avx512.blocks");
-    const ARITHMETIC: Arithmetic = FUSED;
-    const TILES: &'static Tiles = &AVX512;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Avx512).map(drop)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Avx512)
-    }
+impl Listed for Avx512Way {
+    const WAY: Way = Way {
+        names: names!("avx512.blocks"),
+        arithmetic: FUSED,
+        level: SimdLevel::Avx512,
+        tiles: &AVX512,
+        admit,
+        rate,
+    };
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -10,7 +10,7 @@ use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
 use super::groups::{LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Names, Way, names};
+use super::ways::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
 use crate::packed::blocks;
@@ -23,31 +23,37 @@ const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false,
 /// `vdpbf16ps`.
 pub(crate) struct DotWay;
 
-impl Way for DotWay {
-    const NAMES: Names = names!("avx512bf16.blocks");
-    const ARITHMETIC: Arithmetic = DOT;
-    const TILES: &'static Tiles = &DOTS;
+impl Listed for DotWay {
+    const WAY: Way = Way {
+        names: names!("avx512bf16.blocks"),
+        arithmetic: DOT,
+        level: SimdLevel::Avx512Bf16,
+        tiles: &DOTS,
+        admit,
+        rate,
+    };
+}
 
-    /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
-    /// up.
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        let format = cpu_blocks::admit(fixed, hardware, SimdLevel::Avx512Bf16)?;
-        if fixed.compute != Compute::Bf16 {
-            return Err("computes in bf16, the problem asks for f32".into());
-        }
-        if format.values() == BlockValues::Nf4 {
-            return Err("multiplies bf16, which NF4's values are not".into());
-        }
-        let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
-        if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
-            return Err("looks bytes up by AVX512-VBMI".into());
-        }
-        Ok(())
+/// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
+/// up.
+fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
+    let format = cpu_blocks::format(fixed, hardware, level)?;
+    if fixed.compute != Compute::Bf16 {
+        return Err("computes in bf16, the problem asks for f32".into());
     }
+    if format.values() == BlockValues::Nf4 {
+        return Err("multiplies bf16, which NF4's values are not".into());
+    }
+    let is_looked_up = format.values().bits() == 8 && !format.values().is_integer();
+    if is_looked_up && !is_x86_feature_detected!("avx512vbmi") {
+        return Err("looks bytes up by AVX512-VBMI".into());
+    }
+    Ok(())
+}
 
-    fn rate(hardware: &Hardware) -> f64 {
-        predicted::bf16_rate(hardware) * 0.8
-    }
+/// Operations per second and thread.
+fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
+    predicted::bf16_rate(hardware) * 0.8
 }
 
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))

@@ -8,7 +8,7 @@ use sinew_tensor::BlockFormat;
 
 use super::groups::{self, LINE, Products, multiply};
 use super::tile::{Left, Reads, Tiles, tiles};
-use super::ways::{Names, Way, names};
+use super::ways::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::PanelKind;
@@ -44,16 +44,15 @@ fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<()
 /// Products of int8, one by one.
 pub(crate) struct PortableWay;
 
-impl Way for PortableWay {
-    const NAMES: Names = names!("portable.int8");
-    const ARITHMETIC: Arithmetic = MUL_ADD;
-    const TILES: &'static Tiles = &PORTABLE;
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-        admit(fixed, hardware, SimdLevel::Portable)
-    }
-    fn rate(hardware: &Hardware) -> f64 {
-        rate(hardware, SimdLevel::Portable)
-    }
+impl Listed for PortableWay {
+    const WAY: Way = Way {
+        names: names!("portable.int8"),
+        arithmetic: MUL_ADD,
+        level: SimdLevel::Portable,
+        tiles: &PORTABLE,
+        admit,
+        rate,
+    };
 }
 
 pub(crate) const PORTABLE: Tiles =
@@ -246,16 +245,15 @@ pub(crate) mod x86 {
     /// Four products in an instruction.
     pub(crate) struct VnniWay;
 
-    impl Way for VnniWay {
-        const NAMES: Names = names!("avx512vnni.int8");
-        const ARITHMETIC: Arithmetic = FUSED;
-        const TILES: &'static Tiles = &VNNI;
-        fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-            admit(fixed, hardware, SimdLevel::Avx512Vnni)
-        }
-        fn rate(hardware: &Hardware) -> f64 {
-            rate(hardware, SimdLevel::Avx512Vnni)
-        }
+    impl Listed for VnniWay {
+        const WAY: Way = Way {
+            names: names!("avx512vnni.int8"),
+            arithmetic: FUSED,
+            level: SimdLevel::Avx512Vnni,
+            tiles: &VNNI,
+            admit,
+            rate,
+        };
     }
 
     /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
@@ -267,16 +265,9 @@ pub(crate) mod x86 {
     /// Products in 16 bits, of even bytes and of odd ones.
     pub(crate) struct Avx2Way;
 
-    impl Way for Avx2Way {
-        const NAMES: Names = names!("avx2.int8");
-        const ARITHMETIC: Arithmetic = FUSED;
-        const TILES: &'static Tiles = &AVX2;
-        fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
-            admit(fixed, hardware, SimdLevel::Avx2)
-        }
-        fn rate(hardware: &Hardware) -> f64 {
-            rate(hardware, SimdLevel::Avx2)
-        }
+    impl Listed for Avx2Way {
+        const WAY: Way =
+            Way { names: names!("avx2.int8"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
     }
 
     /// 4 rows of half a panel take 8 of 16 registers, its weights four.

@@ -1,6 +1,6 @@
 //! The ways to multiply on CPUs: one list, of which every operator with products makes its rows.
 
-use sinew_memory::{DeviceKind, Hardware};
+use sinew_memory::{DeviceKind, Hardware, SimdLevel};
 
 use super::tile::Tiles;
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, cpu, cpu_blocks, cpu_int8, driver, plan};
@@ -10,17 +10,31 @@ use crate::rates::predicted;
 use crate::{Arithmetic, Operator, Refusal, Row};
 
 /// A way to multiply on CPUs: all that its rows have in common, whatever their operator.
-pub(crate) trait Way {
-    /// Its rows.
-    const NAMES: Names;
-    /// The arithmetic of its tiles.
-    const ARITHMETIC: Arithmetic;
-    /// What multiplies.
-    const TILES: &'static Tiles;
-    /// Refuses machines without the tiles' instructions, and what they do not multiply.
-    fn admit(fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal>;
-    /// Operations per second and thread.
-    fn rate(hardware: &Hardware) -> f64;
+pub(crate) struct Way {
+    pub names: Names,
+    pub arithmetic: Arithmetic,
+    /// What the machine must have.
+    pub level: SimdLevel,
+    pub tiles: &'static Tiles,
+    /// Refuses machines below a level, and what the tiles do not multiply.
+    pub admit: fn(&GemmStatic, &Hardware, SimdLevel) -> Result<(), Refusal>,
+    /// Operations per second and thread at a level.
+    pub rate: fn(&Hardware, SimdLevel) -> f64,
+}
+
+impl Way {
+    pub fn admit(&self, fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        (self.admit)(fixed, hardware, self.level)
+    }
+
+    pub fn rate(&self, hardware: &Hardware) -> f64 {
+        (self.rate)(hardware, self.level)
+    }
+}
+
+/// A type for each way, of which functions of its rows are made.
+pub(crate) trait Listed {
+    const WAY: Way;
 }
 
 /// What the rows of a way are called.
@@ -40,7 +54,7 @@ pub(super) use names;
 /// An operator with products.
 pub(crate) trait Multiplies: Operator {
     /// Its row of a way.
-    fn row<W: Way>() -> Row<Self>;
+    fn row<W: Listed>() -> Row<Self>;
 }
 
 /// The rows of an operator: all ways, best first.
@@ -69,16 +83,16 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
 }
 
 impl Multiplies for Gemm {
-    fn row<W: Way>() -> Row<Self> {
+    fn row<W: Listed>() -> Row<Self> {
         Row {
-            name: W::NAMES.gemm,
+            name: W::WAY.names.gemm,
             device: DeviceKind::CPU,
-            arithmetic: W::ARITHMETIC,
-            admits: W::admit,
-            cost: |fixed, call, hardware| cost(fixed, call, hardware, W::rate(hardware)),
-            workspace: |fixed, call, hardware| plan::workspace(W::TILES, fixed, call, hardware),
+            arithmetic: W::WAY.arithmetic,
+            admits: |fixed, hardware| W::WAY.admit(fixed, hardware),
+            cost: |fixed, call, hardware| cost(fixed, call, hardware, W::WAY.rate(hardware)),
+            workspace: |fixed, call, hardware| plan::workspace(W::WAY.tiles, fixed, call, hardware),
             // SAFETY: passed on; the row admits machines with the level and the instructions only.
-            run: |launch, fixed, call, operands| unsafe { driver::run(W::TILES, launch, fixed, call, operands) },
+            run: |launch, fixed, call, operands| unsafe { driver::run(W::WAY.tiles, launch, fixed, call, operands) },
         }
     }
 }

@@ -8,24 +8,24 @@ use crate::gemm::driver::{self, Grouped};
 use crate::gemm::order::Order;
 use crate::gemm::plan;
 use crate::gemm::tile::Tiles;
-use crate::gemm::ways::{Multiplies, Way};
+use crate::gemm::ways::{Listed, Multiplies};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;
 
 impl Multiplies for GroupedGemm {
-    fn row<W: Way>() -> Row<Self> {
+    fn row<W: Listed>() -> Row<Self> {
         Row {
-            name: W::NAMES.grouped_gemm,
+            name: W::WAY.names.grouped_gemm,
             device: DeviceKind::CPU,
-            arithmetic: W::ARITHMETIC,
-            admits: |fixed, hardware| W::admit(&fixed.product(), hardware),
-            cost: |fixed, call, hardware| predicted::by_rate(Self::work(fixed, call), hardware, W::rate(hardware)),
+            arithmetic: W::WAY.arithmetic,
+            admits: |fixed, hardware| W::WAY.admit(&fixed.product(), hardware),
+            cost: |fixed, call, hardware| predicted::by_rate(Self::work(fixed, call), hardware, W::WAY.rate(hardware)),
             workspace: |fixed, call, hardware| {
-                plan::grouped_workspace(W::TILES, &fixed.product(), fixed.groups, call.rows, hardware)
+                plan::grouped_workspace(W::WAY.tiles, &fixed.product(), fixed.groups, call.rows, hardware)
             },
             // SAFETY: passed on; the row admits machines with the level and the instructions only.
-            run: |launch, fixed, call, operands| unsafe { run(W::TILES, launch, fixed, call, operands) },
+            run: |launch, fixed, call, operands| unsafe { run(W::WAY.tiles, launch, fixed, call, operands) },
         }
     }
 }
