@@ -479,12 +479,15 @@ fn a_plan_of_more_bytes_than_can_be_counted_says_so() {
 }
 
 #[test]
-fn the_help_of_devices_lists_nothing_that_it_refuses() {
-    let help = stdout(&sinew(&["devices", "--help"]));
-    for refused in ["--device", "--memory-limit", "--kernel", "--deterministic", "--tuning"] {
-        assert!(!help.contains(refused), "{refused}: {help}");
+fn the_help_of_a_command_lists_nothing_that_it_refuses() {
+    const REFUSED: [&str; 5] = ["--memory-limit", "--kernel", "--deterministic", "--tuning", "--device"];
+    for (command, refused) in [("devices", &REFUSED[..]), ("quantize", &REFUSED[..4])] {
+        let help = stdout(&sinew(&[command, "--help"]));
+        for refused in refused {
+            assert!(!help.contains(refused), "{command} {refused}: {help}");
+        }
+        assert!(help.contains("--threads") && help.contains("--simd"), "{command}: {help}");
     }
-    assert!(help.contains("--threads") && help.contains("--simd"), "{help}");
     assert!(stdout(&sinew(&["generate", "--help"])).contains("--device"));
 }
 

@@ -379,11 +379,20 @@ fn expressions_of_configs_that_take_much_to_compile() {
     const GPTQ: &str = "quantized/gptq_4bit_g128_llama_f16";
     // What each may be, and together nearly a gigabyte.
     let many = |start: &str| (0..1000).map(|i| format!("{start}x{i}.{{900}}")).collect::<Vec<String>>();
-    let keys: serde_json::Map<String, Value> = many("+:").into_iter().map(|key| (key, json!({}))).collect();
-    for (fixture, list, value) in [
-        (COMPRESSED, "ignore", json!(many("re:"))),
-        (GPTQ, "dynamic", json!(keys)),
-        (GPTQ, "modules_to_not_convert", json!(many("re:"))),
+    // Some milliseconds for a module, each.
+    let slow = |start: &str| (0..2000).map(|i| format!(r"{start}(.*)(.*)(.*)(.*)\1\2\3x{i}")).collect::<Vec<String>>();
+    let keys = |all: Vec<String>| all.into_iter().map(|key| (key, json!({}))).collect::<serde_json::Map<_, _>>();
+    let large = Some("more than 16 MiB");
+    let looking = Some("at most 16 with look-around or references");
+    for (fixture, list, value, words) in [
+        (COMPRESSED, "ignore", json!(many("re:")), large),
+        (GPTQ, "dynamic", json!(keys(many("+:"))), large),
+        (GPTQ, "modules_to_not_convert", json!(many("re:")), large),
+        (COMPRESSED, "ignore", json!(slow("re:")), looking),
+        (GPTQ, "dynamic", json!(keys(slow("+:"))), looking),
+        (GPTQ, "modules_to_not_convert", json!(slow("re:")), looking),
+        // As few as may be, which are ended in the first module.
+        (COMPRESSED, "ignore", json!(slow("re:")[..16]), None),
     ] {
         let folder = copy(fixture);
         let config: Value =
@@ -392,7 +401,12 @@ fn expressions_of_configs_that_take_much_to_compile() {
         let mut section = config["quantization_config"].clone();
         section[list] = value;
         with_field(folder.path(), "quantization_config", &section);
-        refused_by(list, folder.path(), &[&["inspect"], LOGITS], &[list, "x", "more than 16 MiB"]);
+        refused_by(
+            list,
+            folder.path(),
+            &[&["inspect"], LOGITS],
+            &words.map_or(["model.layers.0", "few steps"], |words| [list, words]),
+        );
     }
 }
 

@@ -49,10 +49,10 @@ pub(crate) use self::module::common_multiple;
 use self::patterns::{Budget, Pattern};
 use self::probe::Probe;
 use crate::config::fields::read_dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::Fields;
 use crate::tensors::Tensors;
-use crate::tensors::floats::{float, packed_as};
+use crate::tensors::floats::{are_zeros, float, packed_as};
 
 mod awq;
 mod bits;
@@ -203,8 +203,25 @@ impl Quantization {
         match &self.method {
             Method::Gptq(gptq) => gptq.check_floats(&probe),
             Method::Compressed(compressed) => compressed.check_floats(&probe),
+            Method::Awq(_) => probe.refuse_beside_floats(&["scales", "qzeros"]),
             Method::Fp8(_) => fp8::check_floats(&probe),
-            Method::Awq(_) | Method::Mxfp4 | Method::Bitsandbytes => Ok(()),
+            Method::Mxfp4 | Method::Bitsandbytes => Ok(()),
+        }
+    }
+
+    /// Refuses a module whose floats would be `[in, out]`, as GPT-2 has them, in a format that says of no such module how
+    /// its codes lie: a square one would be taken for its transpose.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for all but GPTQ, AWQ and bitsandbytes, which have codes of
+    /// `[out, in]`.
+    pub(crate) fn check_transposed(&self, name: &str) -> Result<()> {
+        match self.method {
+            Method::Gptq(_) | Method::Awq(_) | Method::Bitsandbytes => Ok(()),
+            Method::Compressed(_) | Method::Fp8(_) | Method::Mxfp4 => Err(Error::Unsupported {
+                what: format!("the module {}, whose weight is [inputs, outputs], in {self}", name.escape_debug()),
+                supported: "GPTQ, AWQ, bitsandbytes, of it".to_owned(),
+            }),
         }
     }
 
@@ -212,7 +229,10 @@ impl Quantization {
     /// which are not rounded so here; the shape of codes that have it; biases of zeros, as AutoGPTQ wrote for each module.
     pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
         let end = name.rsplit_once('.').map_or("", |(_, end)| end);
-        let is_zero = || tensors.all_slices_unused(name, |bytes| bytes.iter().all(|&byte| byte == 0)).unwrap_or(false);
+        let is_zero = || {
+            let dtype = tensors.info(name).ok().and_then(|info| float(info.dtype));
+            dtype.is_some_and(|dtype| tensors.all_slices_unused(name, |bytes| are_zeros(bytes, dtype)).unwrap_or(false))
+        };
         rounds_activations(end) || end == "weight_shape" || end == "bias" && is_zero()
     }
 

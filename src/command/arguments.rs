@@ -50,6 +50,11 @@ pub fn of_settings(names: &[&str]) -> impl Iterator<Item = Arg> {
     names.iter().filter_map(|name| argument(name))
 }
 
+/// The same of settings that the command refuses: its help does not show them, which it has as all commands do.
+pub fn refused(settings: &[&[&str]]) -> impl Iterator<Item = Arg> {
+    settings.iter().copied().flat_map(of_settings).map(|arg| arg.hide(true))
+}
+
 /// Where settings come from, besides their own arguments.
 #[derive(Debug, Args)]
 #[command(args = of_settings(MACHINE).map(|arg| arg.global(true)))]

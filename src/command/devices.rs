@@ -8,16 +8,13 @@ use sinew::kernels::rates::Description;
 use sinew::memory::{DeviceKind, Discovered, Found, discover};
 use sinew::models::Settings;
 
-use super::arguments::{CHOOSING, DEVICE, MEMORY, of_settings};
+use super::arguments::{CHOOSING, DEVICE, MEMORY, refused};
 use super::output::complain;
 use super::{Outcome, Run};
 
-/// What every command may be told and decides nothing here.
-const REFUSED: &[&[&str]] = &[MEMORY, CHOOSING, DEVICE];
-
 /// List the devices of this machine, or why there are none.
 #[derive(Debug, Args)]
-#[command(args = REFUSED.iter().copied().flat_map(of_settings).map(|arg| arg.hide(true)))]
+#[command(args = refused(&[MEMORY, CHOOSING, DEVICE]))]
 pub struct Devices {
     /// Measure how fast each device is, in some seconds, and keep that: bandwidth, rates of arithmetic, the time that it
     /// takes to start work. What was kept is shown from then on.

@@ -10,7 +10,7 @@ use sinew::models::settings::{Value as _, WeightDType};
 use sinew::models::{Error, Folder, quantize};
 use sinew::tensor::BlockValues;
 
-use super::arguments::{MEMORY, QUANTIZING, of_settings};
+use super::arguments::{CHOOSING, MEMORY, QUANTIZING, of_settings, refused};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{megabytes, progress_bar};
 use super::{Outcome, Run};
@@ -28,6 +28,7 @@ use super::{Outcome, Run};
 /// with CompressedTensorsConfig(dequantize=True) alone.
 #[derive(Debug, Args)]
 #[command(args = of_settings(&["load"]), args = of_settings(QUANTIZING))]
+#[command(args = refused(&[MEMORY, CHOOSING]))]
 pub struct Quantize {
     /// Folder with config.json and safetensors files, or id of the Hugging Face Hub: [owner/]name[@revision].
     #[arg(long, value_name = "PATH|ID")]
@@ -56,6 +57,7 @@ fn parse_values(text: &str) -> Result<BlockValues, String> {
 impl Quantize {
     pub fn run(&self, run: &Run) -> Outcome {
         run.refuse(&[MEMORY], "is for models that are run: of what is quantized a slice of a weight is in memory")?;
+        run.refuse(&[CHOOSING], "is for what runs kernels of a model or of an operator")?;
         let ctx = run.context()?;
         let folder = Folder::new(run.locate(&self.model, self.offline)?);
         let how = run.quantize(self.dtype, &folder)?;

@@ -59,6 +59,9 @@ impl StoredMatrix {
             }
             return Ok(Self { part, stored, k });
         };
+        if let Some(quantization) = checkpoint.quantization().filter(|_| part.is_of_conv1d()) {
+            quantization.check_transposed(part.name())?;
+        }
         let [found, asked] = [module.matrices(), part.module_shape(k)];
         same_shape(checkpoint, part.name(), less_one_matrix(&found), less_one_matrix(&asked))?;
         module.tensors().for_each(|name| checkpoint.mark_used(name));

@@ -90,6 +90,11 @@ impl Part {
         Self { rows: 0..self.of, step: 1, alternating: None, ..self.clone() }
     }
 
+    /// Whether it is the weight of a module that has it as `[k, n]`; experts that are one tensor are none's.
+    pub(super) fn is_of_conv1d(&self) -> bool {
+        self.transposed && self.stacked.is_none()
+    }
+
     pub(super) fn may_be_quantized(&self) -> bool {
         !self.exact
     }

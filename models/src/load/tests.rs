@@ -1,12 +1,13 @@
 use half::f16;
 use safetensors::tensor::TensorView;
-use serde_json::json;
+use serde_json::{Value, json};
 use sinew_memory::{Cpu, SimdLevel};
 use sinew_ops::Policy;
 use sinew_ops::layers::{Compute, Encoding, SliceToPack};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::fill::{SLICES_A_TURN, slices};
+use super::matrix::StoredMatrix;
 use super::*;
 use crate::precision::{Activations, Precision, WeightOptions};
 use crate::quantized::Quantization;
@@ -415,4 +416,27 @@ fn sinks_are_f32_as_exactly_as_they_are_stored_and_planned_for() {
     assert_eq!([sizes.plan().weights, loader.held().others], [12; 2]);
     let error = loader.sinks("sinks", 4).expect_err("four heads").to_string();
     assert!(error.contains("sinks") && error.contains("[4]"), "{error}");
+}
+
+#[test]
+fn a_square_weight_of_a_conv1d_is_read_in_formats_that_say_how_it_lies() {
+    const K: usize = 64;
+    let codes = ("m.weight", safetensors::Dtype::F8_E4M3, vec![K, K], vec![0x38; K * K]);
+    let one = |name| (name, safetensors::Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
+    let fp8 = json!({ "quantization_config": { "quant_method": "fp8" } });
+    let words =
+        |name, shape: [usize; 2]| (name, safetensors::Dtype::I32, shape.to_vec(), vec![0x88; shape[0] * shape[1] * 4]);
+    let scales = ("m.scales", safetensors::Dtype::F16, vec![1, K], f16::ONE.to_le_bytes().repeat(K));
+    let gptq = json!({ "quantization_config": { "quant_method": "gptq", "bits": 4, "group_size": -1 } });
+    let of = |config: &Value, tensors: &[(&str, safetensors::Dtype, Vec<usize>, Vec<u8>)], transposed| {
+        let quantization = Quantization::parse(config, "config.json", None).expect("known");
+        let checkpoint = checkpoint(tensors, quantization);
+        StoredMatrix::of(&checkpoint, Part::whole("m", K).transposed(transposed), K).map(drop)
+    };
+    let of_fp8 = [codes, one("m.weight_scale")];
+    of(&fp8, &of_fp8, false).expect("a Linear's");
+    let error = of(&fp8, &of_fp8, true).expect_err("it may be either way").to_string();
+    assert!(error.contains("the module m") && error.contains("FP8") && error.contains("GPTQ"), "{error}");
+    let of_gptq = [words("m.qweight", [K / 8, K]), words("m.qzeros", [1, K / 8]), scales];
+    of(&gptq, &of_gptq, true).expect("[out, in]");
 }

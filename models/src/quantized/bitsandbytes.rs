@@ -3,7 +3,7 @@
 //! `weight` is U8 `[out · in / 2, 1]`: the codes of all rows one after the other, two in a byte, the earlier in the high
 //! bits. `weight.absmax` has the scale of every `blocksize` of them, in f32, or, quantized again, in U8: then it is
 //! `nested_quant_map[absmax] · nested_absmax + nested_offset`, where `nested_absmax` F32 has one for every
-//! `nested_blocksize`. `weight.quant_map` F32 `[16]` is what codes stand for, and `weight.quant_state.bitsandbytes__nf4`
+//! 256. `weight.quant_map` F32 `[16]` is what codes stand for, and `weight.quant_state.bitsandbytes__nf4`
 //! U8 a JSON of the rest. `w = quant_map[code] · scale` in f32, rounded to the dtype that the state names
 //! (bitsandbytes' `dequantize_4bit`).
 
@@ -46,6 +46,8 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.
     const MAX_STATE: usize = 1 << 16;
+    /// Scales that share one, as bitsandbytes has them: so few are theirs that no plan need count them.
+    const SCALES_OF_BLOCK: usize = 256;
     let probe = Probe { tensors, module: name, format: "bitsandbytes, NF4" };
     if probe.find("weight.quant_state.bitsandbytes__fp4").is_some() {
         let what = format!("FP4 of bitsandbytes, which module `{}` has,", name.escape_debug());
@@ -100,6 +102,10 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     let layout = match scales.dtype {
         Dtype::U8 => {
             let block_of_scales = size("nested_blocksize")?;
+            if block_of_scales != SCALES_OF_BLOCK {
+                let found = block_of_scales.to_string();
+                return Err(unsupported(&fields, "nested_blocksize", &found, &SCALES_OF_BLOCK.to_string()));
+            }
             let offset = fields.required("nested_offset", fields.number("nested_offset")?)? as f32;
             if !offset.is_finite() {
                 return Err(fields.problem("nested_offset", "is more than f32 has"));

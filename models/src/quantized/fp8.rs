@@ -84,13 +84,7 @@ impl Fp8 {
 
 /// Refuses floats that have scales.
 pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
-    match ["weight_scale_inv", "weight_scale"].into_iter().find_map(|scales| probe.find(scales)) {
-        None => Ok(()),
-        Some(scales) => {
-            let name = scales.name.escape_debug();
-            Err(probe.problem(format!("its weight is not quantized, and there is `{name}`")))
-        }
-    }
+    probe.refuse_beside_floats(&["weight_scale_inv", "weight_scale"])
 }
 
 /// A weight of F8_E4M3 whose scales are shared in this way, dequantized to the model's dtype, or where that is not

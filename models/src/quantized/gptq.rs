@@ -58,10 +58,20 @@ impl Gptq {
         if fields.flag("is_marlin_format")? == Some(true) {
             return Err(unsupported(fields, "is_marlin_format", "true", "checkpoint_format gptq, gptq_v2"));
         }
-        // GPTQModel's newer name of it counts where the older is not there.
-        let name = if fields.get("checkpoint_format").is_some() { "checkpoint_format" } else { "format" };
-        let format = expect(fields, name, "gptq", &["gptq", "gptq_v2"])?;
-        Self::of_version(fields, format == "gptq", budget)
+        // GPTQModel's newer name of it is `format`. Of two that differ, transformers goes by the one and GPTQModel by the
+        // other.
+        let [older, newer] = ["checkpoint_format", "format"].map(|name| match fields.get(name) {
+            None => Ok(None),
+            Some(_) => expect(fields, name, "", &["gptq", "gptq_v2"]).map(Some),
+        });
+        let format = match (older?, newer?) {
+            (Some(older), Some(newer)) if older != newer => {
+                let problem = format!("is {newer} where `checkpoint_format` is {older}: zero points differ by one");
+                return Err(fields.problem("format", &problem));
+            }
+            (older, newer) => older.or(newer),
+        };
+        Self::of_version(fields, format.is_none_or(|format| format == "gptq"), budget)
     }
 
     /// What a config of auto-round's says.
@@ -164,7 +174,7 @@ impl Gptq {
         Ok(Some(StoredModule::new(&probe, parts)?))
     }
 
-    /// Refuses floats of a module that the config names.
+    /// Refuses floats of a module that the config names, or that have scales.
     pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
         let is_end = |end: &&String| {
             probe.module.strip_suffix(end.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
@@ -174,7 +184,7 @@ impl Gptq {
                 let end = end.escape_debug();
                 Err(probe.problem(format!("`{BLOCKS}` has `{end}`, and it has no qweight")))
             }
-            _ => Ok(()),
+            _ => probe.refuse_beside_floats(&["scales", "qzeros"]),
         }
     }
 

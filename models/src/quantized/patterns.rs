@@ -25,22 +25,26 @@ fn class(name: &str) -> &'static str {
 
 /// Letters and classes of an expression, as often as they are repeated; published ones have tens.
 const MAX_SIZE: usize = 4096;
-/// Steps of matching one name; they are as many as its letters where nothing is tried twice.
-const MAX_STEPS: usize = 100_000;
+/// Steps back that an expression that is no automaton may take in one name: about half the square of its letters where
+/// two parts may match any text.
+const MAX_STEPS: usize = 4096;
+/// Expressions of a config that are no automata. Each may take all of its steps for each module.
+const MAX_BACKTRACKING: usize = 16;
 /// Bytes of a compiled automaton, tried one after the other: it counts as the first that it fits in.
 const AUTOMATA: [usize; 5] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20];
 /// What the automata of all expressions of a config may count as: of thousands of short ones, or of sixteen of the
 /// longest. They take some three times as much.
 const MAX_AUTOMATA: usize = 16 << 20;
 
-/// Room for the expressions of a config.
+/// What the expressions of a config may yet take.
 pub(super) struct Budget {
-    left: usize,
+    bytes: usize,
+    backtracking: usize,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { left: MAX_AUTOMATA }
+        Self { bytes: MAX_AUTOMATA, backtracking: MAX_BACKTRACKING }
     }
 }
 
@@ -61,8 +65,8 @@ impl Pattern {
         }
     }
 
-    /// An expression. What it may take to compile and to match is bounded, and what all of a config take in memory is by
-    /// `budget`.
+    /// An expression. What it may take to compile and to match is bounded, and what all of a config take, in memory and in
+    /// steps for a name, is by `budget`.
     pub fn expression(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
         let shown = text.escape_debug();
         if text.len() > MAX_SIZE {
@@ -77,11 +81,21 @@ impl Pattern {
         }
         // Limits are for expressions that are one automaton.
         let estimate = [weight(&tree.expr, bytes)];
-        let limits = if is_regular(&tree.expr) { &AUTOMATA[..] } else { &estimate };
+        let limits = match is_regular(&tree.expr) {
+            true => &AUTOMATA[..],
+            false if budget.backtracking == 0 => {
+                let most = format!("at most {MAX_BACKTRACKING} with look-around or references are matched");
+                return Err(problem(&format!("has `{shown}` after others like it: {most}")));
+            }
+            false => {
+                budget.backtracking -= 1;
+                &estimate
+            }
+        };
         let mut builder = RegexBuilder::new(&anchored);
         builder.backtrack_limit(MAX_STEPS);
         for &limit in limits {
-            let Some(left) = budget.left.checked_sub(limit) else {
+            let Some(left) = budget.bytes.checked_sub(limit) else {
                 let most = MAX_AUTOMATA >> 20;
                 let beyond =
                     format!("has `{shown}`, with which the expressions of the config take more than {most} MiB");
@@ -90,7 +104,7 @@ impl Pattern {
             match builder.delegate_size_limit(limit).build() {
                 Err(error) if is_too_large(&error) => continue,
                 built => {
-                    budget.left = left;
+                    budget.bytes = left;
                     return Ok(Self::Expression { text: text.to_owned(), regex: built.map_err(invalid)? });
                 }
             }

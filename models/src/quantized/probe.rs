@@ -55,6 +55,17 @@ impl<'a> Probe<'a> {
         Some(Found { name, dtype: info.dtype, shape: info.shape })
     }
 
+    /// Refuses tensors of a quantized weight beside a weight of floats.
+    pub fn refuse_beside_floats(&self, parts: &[&str]) -> Result<()> {
+        match parts.iter().find_map(|part| self.find(part)) {
+            None => Ok(()),
+            Some(found) => {
+                let name = found.name.escape_debug();
+                Err(self.problem(format!("its weight is not quantized, and there is `{name}`")))
+            }
+        }
+    }
+
     /// A tensor of the module, of one of these dtypes.
     pub fn tensor(&self, tensor: &str, dtypes: &[Dtype]) -> Result<Found<'a>> {
         let found = self.find(tensor).ok_or_else(|| {

@@ -655,12 +655,14 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
         let expected = scales.into_iter().flat_map(|scale| (0..64).map(move |i| if i % 2 == 0 { scale } else { 0.0 }));
         assert!(values(&module, &stored).into_iter().eq(expected), "{nested}");
     }
-    // A block of scales for each of them.
-    let mut second = of(&state.replace("256", "1"), true);
-    second[4] = f32s("m.weight.nested_absmax", &[2], &[3.0, 5.0]);
-    let stored = checkpoint(&second);
+    // Blocks of scales, each row's in one of its own.
+    let mut many = of(&state.replace("[2, 64]", "[2, 16384]"), true);
+    many[0] = bytes("m.weight", &[16384, 1], &[0xf7; 16384]);
+    many[3] = bytes("m.weight.absmax", &[512], &[255; 512]);
+    many[4] = f32s("m.weight.nested_absmax", &[2], &[3.0, 5.0]);
+    let stored = checkpoint(&many);
     let module = nf4.module(&stored, "m").expect("fits").expect("quantized");
-    assert_eq!([0, 64].map(|at| values(&module, &stored)[at]), [0.5, 5.5]);
+    assert_eq!([0, 16384].map(|at| values(&module, &stored)[at]), [3.5, 5.5]);
     let row = module.dequantized(&stored, 1..2).expect("a row");
     assert_eq!(row[..2], bf16::from_f32(5.5).to_le_bytes());
     let changed = |from: &str, to: &str| of(&state.replace(from, to), true);
@@ -671,7 +673,12 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     refused(&nf4, &changed("[2, 64]", "[4611686018427387904, 4611686018427387904]"), &["shape"]);
     refused(&nf4, &changed("\"blocksize\": 64", "\"blocksize\": 0"), &["blocksize"]);
     refused(&nf4, &changed("bfloat16", "float64"), &["dtype"]);
-    refused(&nf4, &changed("\"nested_blocksize\": 256", "\"nested_blocksize\": 1"), &["nested_absmax", "[2]"]);
+    for other in [0, 1, 64, 512] {
+        let to = format!("\"nested_blocksize\": {other}");
+        refused(&nf4, &changed("\"nested_blocksize\": 256", &to), &["nested_blocksize", &other.to_string()]);
+    }
+    many[4] = f32s("m.weight.nested_absmax", &[1], &[3.0]);
+    refused(&nf4, &many, &["nested_absmax", "[1]", "[2]"]);
     refused(&nf4, &changed("bfloat16", "int8"), &["m.weight.quant_state", "dtype", "float16, bfloat16 or float32"]);
     refused(&nf4, &changed("0.5", "\"x\""), &["nested_offset"]);
     refused(&nf4, &changed("0.5", "1e39"), &["m.weight.quant_state", "nested_offset", "more than f32 has"]);

@@ -46,6 +46,14 @@ pub(crate) fn are_within(bytes: &[u8], dtype: DType, most: f32) -> bool {
     }
 }
 
+/// Whether all of them are zero, of either sign.
+pub(crate) fn are_zeros(bytes: &[u8], dtype: DType) -> bool {
+    // The sign is the highest bit of the last byte.
+    bytes.chunks_exact(dtype.size()).all(|value| {
+        value.split_last().is_some_and(|(last, rest)| last & 0x7f == 0 && rest.iter().all(|&byte| byte == 0))
+    })
+}
+
 /// Their values in f32.
 pub(crate) fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
     fn each<const SIZE: usize>(bytes: &[u8], value: impl Fn([u8; SIZE]) -> f32) -> Vec<f32> {

@@ -71,6 +71,22 @@ fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
 }
 
 #[test]
+fn floats_beside_parts_of_a_quantized_weight_are_refused() {
+    for (method, part) in [("gptq", "scales"), ("gptq", "qzeros"), ("awq", "scales"), ("awq", "qzeros")] {
+        let config = json!({ "quant_method": method, "bits": 4, "group_size": 128 });
+        let check = |module: &str, of: &str| {
+            let name = |end: &str| format!("{module}.{end}").leak() as &'static str;
+            let stored = checkpoint(&[f16s(name("weight"), &[2, 4], &[1.0; 8]), f16s(name(of), &[1, 2], &[1.0; 2])]);
+            quantization(config.clone()).expect("known").check_floats(&stored, module)
+        };
+        let error = check("model.layers.1.mlp.up_proj", part).expect_err("refused").to_string();
+        assert!(error.contains(&format!("`model.layers.1.mlp.up_proj.{part}`")), "{method}: {error}");
+        check("model.layers.1.mlp.up_proj", "bias").expect("no part of a quantized weight");
+        check("lm_head", part).expect("of no layer");
+    }
+}
+
+#[test]
 fn floats_of_a_module_that_the_config_names_are_refused() {
     const NAME: &str = "model.layers.1.self_attn.q_proj";
     let plain = |scale: bool| {
@@ -240,21 +256,25 @@ fn expressions_of_a_config_share_what_they_may_take() {
     };
     // As many as a config has for each module of a large model; a few that are long; automata behind each other.
     let looked = r"(?=\w\w)\w".repeat(100);
-    for (count, part, fits) in [
-        (1000, r".*\.mlp\.(gate|up)_proj$", true),
-        (100_000, r"\.mlp", false),
-        (10, ".{900}", true),
-        (1000, ".{900}", false),
-        (1, &looked[..100], true),
-        (1, &looked, false),
-        (1, r"(?=a)\w{4000}", false),
-        (100, r"(?!.*\.lm_head).*\.\d+\.mlp", true),
+    for (count, part, words) in [
+        (1000, r".*\.mlp\.(gate|up)_proj$", None),
+        (100_000, r"\.mlp", Some(["more than 16 MiB"; 2])),
+        (10, ".{900}", None),
+        (1000, ".{900}", Some(["more than 16 MiB"; 2])),
+        (1, &looked[..100], None),
+        (1, &looked, Some(["more than 16 MiB"; 2])),
+        (1, r"(?=a)\w{4000}", Some(["more than 16 MiB"; 2])),
+        (16, r"(?!.*\.lm_head).*\.\d+\.mlp", None),
+        (17, r"(?!.*\.lm_head).*\.\d+\.mlp", Some(["`x16", "at most 16 with look-around"])),
+        (17, r"(\w+)\1", Some(["`x16", "at most 16 with look-around or references"])),
     ] {
-        match config(count, part) {
-            Ok(_) => assert!(fits, "{count} of {part}"),
-            Err(error) => {
+        match (config(count, part), words) {
+            (Ok(_), words) => assert_eq!(words, None, "{count} of {part}"),
+            (Err(error), None) => panic!("{count} of {part}: {error}"),
+            (Err(error), Some(words)) => {
                 let error = error.to_string();
-                assert!(!fits && error.contains(".ignore`") && error.contains("more than 16 MiB"), "{part}: {error}");
+                let says = |word: &&str| error.contains(*word);
+                assert!(says(&".ignore`") && words.iter().all(says), "{part}: {error}");
             }
         }
     }

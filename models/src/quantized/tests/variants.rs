@@ -28,18 +28,23 @@ fn refused_config(fields: Value, parts: &[&str]) {
 }
 
 #[test]
-fn the_older_name_of_the_format_of_gptq_wins() {
+fn both_names_of_the_format_of_gptq_say_the_same() {
     for (fields, expected) in [
         (json!({}), 1),
         (json!({ "format": "gptq_v2" }), 2),
         (json!({ "checkpoint_format": "gptq_v2" }), 2),
-        (json!({ "checkpoint_format": "gptq_v2", "format": "gptq" }), 2),
-        (json!({ "checkpoint_format": "gptq", "format": "gptq_v2" }), 1),
+        (json!({ "checkpoint_format": "gptq_v2", "format": "GPTQ_V2" }), 2),
+        (json!({ "checkpoint_format": "gptq", "format": "gptq" }), 1),
         (json!({ "pack_dtype": "int32", "rotation": null }), 1),
         (json!({ "pack_dtype": "torch.int32" }), 1),
     ] {
         assert_eq!(version(fields.clone()).expect("known"), expected, "{fields}");
     }
+    for [older, newer] in [["gptq_v2", "gptq"], ["gptq", "gptq_v2"]] {
+        let fields = json!({ "checkpoint_format": older, "format": newer });
+        refused_config(fields, &["format", "checkpoint_format", older, newer]);
+    }
+    refused_config(json!({ "checkpoint_format": "gptq", "format": "marlin" }), &["format", "marlin"]);
 }
 
 #[test]
