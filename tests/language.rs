@@ -111,7 +111,7 @@ fn a_prompt_is_given_up_after_the_running_chunk() {
     let mut model = model(LoadOptions { prefill_chunk: 10, ..LoadOptions::default() });
     let prompt = tokens(95);
     for chunks in [1, 3, 9] {
-        let (mut calls, before) = (0, model.decoder().steps().count);
+        let (mut calls, before) = (0, model.decoder().passes().count);
         let answer = model
             .generate(&prompt, &GenerateOptions::default(), &mut |text| {
                 assert!(text.is_empty());
@@ -121,7 +121,7 @@ fn a_prompt_is_given_up_after_the_running_chunk() {
             .expect("to end is no error");
         assert_eq!((answer.finish, answer.tokens.len()), (Finish::Cancelled, 0));
         assert!(answer.prefill.is_zero());
-        assert_eq!(model.decoder().steps().count - before, chunks);
+        assert_eq!(model.decoder().passes().count - before, chunks);
     }
     assert_eq!(model.cache().stats().used, 0);
 }

@@ -82,7 +82,7 @@ fn logits(level: SimdLevel, dtype: DType, threads: usize, options: LoadOptions) 
         .expect("the tokens are valid");
     let latest = (TOKENS - 1) % chunk + 1;
     let steps = Passes { count: TOKENS.div_ceil(chunk), largest: chunk.min(TOKENS), latest };
-    assert_eq!(model.decoder().steps(), steps, "chunks of {chunk}");
+    assert_eq!(model.decoder().passes(), steps, "chunks of {chunk}");
     println!(
         "{dtype} at {level}: {threads} threads, chunks of {chunk}: {} steps of at most {}",
         steps.count, steps.largest

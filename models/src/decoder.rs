@@ -15,21 +15,24 @@ pub(crate) mod batch;
 mod dense;
 mod experts;
 mod feed_forward;
+mod head;
 mod layer;
 mod residual;
+mod step;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
-    Add, Embedding, LinearOptions, Norm, NormedLinear, Place, Rotary, RowGather, Scale, Sequences, Softcap, push_unlike,
+    Add, Embedding, LinearOptions, Norm, NormedLinear, Place, Rotary, RowGather, Scale, Softcap, push_unlike,
 };
-use sinew_tensor::{DType, Layout, Tensor, View};
+use sinew_tensor::{DType, Layout, Tensor};
 
 use self::batch::Batch;
-use self::layer::{Activations, Layer, Step};
+pub(crate) use self::head::Head;
+use self::layer::Layer;
 use self::residual::{input_norm, norm_over};
-use crate::activations::{HostInput, Rows};
-use crate::cache::{Form, KvCache, LayerCache};
-use crate::checkpoint::Checkpoint;
+use self::step::{Activations, StepInputs};
+use crate::activations::Rows;
+use crate::cache::KvCache;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::error::count_of;
 use crate::limits::Limits;
@@ -71,23 +74,6 @@ enum End<S: Stage = Loaded> {
     Logits(Box<S::Of<NormedLinear>>, Option<S::Of<Softcap>>),
     /// The rows normed, and the room for them.
     States(Box<S::Of<Norm>>, S::Of<Rows>),
-}
-
-/// What the host gives to a step.
-#[derive(Debug)]
-struct StepInputs<S: Stage = Loaded> {
-    tokens: S::Of<HostInput>,
-    positions: S::Of<HostInput>,
-    /// The same as rows of a table, where there is one.
-    position_ids: Option<S::Of<HostInput>>,
-    query_start: S::Of<HostInput>,
-    kv_len: S::Of<HostInput>,
-    /// For each group of layers, the slots and the block tables.
-    places: Vec<[S::Of<HostInput>; 2]>,
-    wanted: S::Of<HostInput>,
-    /// Block tables on the host: kept, so that a step allocates nothing.
-    laid_out: S::Of<Vec<u32>>,
-    ids: S::Of<Vec<u32>>,
 }
 
 /// The forward passes that a decoder has run.
@@ -149,7 +135,7 @@ impl Decoder {
     }
 
     /// The forward passes so far.
-    pub fn steps(&self) -> Passes {
+    pub fn passes(&self) -> Passes {
         self.passes
     }
 
@@ -349,126 +335,5 @@ impl<S: Stage> Parts<S> {
             activations: Activations::make(maker, config, rows)?,
             wanted: maker.rows(DType::F32, limits.max_wanted(), hidden)?,
         })
-    }
-}
-
-/// What logits are products with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Head {
-    /// The embedding.
-    Tied,
-    /// A weight of this name.
-    Own(&'static str),
-    /// The same, though the config ties it to the embedding: other programs know it by its usual tensor alone.
-    OwnThoughTied(&'static str),
-}
-
-impl Head {
-    /// That of a checkpoint: one that it has is used whatever the config says.
-    pub(crate) fn of(config: &DecoderConfig, checkpoint: &Checkpoint) -> Result<Self> {
-        let (heads, is_tied) = (config.names.heads, config.tie_word_embeddings);
-        for head in heads {
-            if checkpoint.has_weight(head)? {
-                return Ok(if is_tied { Self::OwnThoughTied(head) } else { Self::Own(head) });
-            }
-        }
-        Ok(if is_tied { Self::Tied } else { Self::Own(heads.first().copied().unwrap_or_default()) })
-    }
-}
-
-impl<S: Stage> StepInputs<S> {
-    fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
-        let &Limits { max_rows, max_sequences, context, block_size, .. } = limits;
-        let blocks = max_sequences.saturating_mul(context.div_ceil(block_size));
-        let ids = if config.learned_positions { max_rows } else { 0 };
-        let groups = Form::count(config, &maker.precision());
-        Ok(Self {
-            tokens: maker.host_input(DType::U32, max_rows)?,
-            positions: maker.host_input(DType::I32, max_rows)?,
-            position_ids: config.learned_positions.then(|| maker.host_input(DType::U32, ids)).transpose()?,
-            query_start: maker.host_input(DType::I32, max_sequences.saturating_add(1))?,
-            kv_len: maker.host_input(DType::I32, max_sequences)?,
-            places: (0..groups)
-                .map(|_| Ok([maker.host_input(DType::I64, max_rows)?, maker.host_input(DType::U32, blocks)?]))
-                .collect::<Result<_>>()?,
-            wanted: maker.host_input(DType::U32, limits.max_wanted())?,
-            laid_out: maker.planned(|_| Ok(Vec::with_capacity(blocks)))?,
-            ids: maker.planned(|_| Ok(Vec::with_capacity(ids)))?,
-        })
-    }
-}
-
-impl StepInputs {
-    fn upload(&mut self, ctx: &Context, batch: &Batch) -> Result<()> {
-        self.tokens.upload(ctx, batch.tokens())?;
-        self.positions.upload(ctx, batch.positions())?;
-        if let Some(ids) = &mut self.position_ids {
-            self.ids.clear();
-            // Positions are not negative.
-            self.ids.extend(batch.positions().iter().map(|&position| position as u32));
-            ids.upload(ctx, &self.ids)?;
-        }
-        self.query_start.upload(ctx, batch.query_start())?;
-        self.kv_len.upload(ctx, batch.kv_len())?;
-        for ([slots, tables], places) in self.places.iter_mut().zip(batch.places()) {
-            slots.upload(ctx, places.slots())?;
-            places.lay_out_block_tables(&mut self.laid_out);
-            tables.upload(ctx, &self.laid_out)?;
-        }
-        Ok(())
-    }
-
-    /// What a layer is given.
-    fn step<'a>(
-        &'a self,
-        ctx: &'a Context,
-        batch: &Batch,
-        ropes: &'a [Rotary],
-        of_layer: &LayerCache<'_>,
-    ) -> Result<Step<'a>> {
-        let places = |group: usize| -> Result<[View<'a>; 2]> {
-            let [slots, tables] = &self.places[group];
-            Ok([slots.read()?, tables.read_rows(batch.places()[group].blocks_per_table())?])
-        };
-        let [slots, block_table] = places(of_layer.group)?;
-        let old = of_layer.old.as_ref().map(|&(group, _)| places(group)).transpose()?;
-        let sequences = Sequences {
-            query_start: self.query_start.read()?,
-            kv_len: self.kv_len.read()?,
-            block_table: Some(block_table),
-            max_query: batch.max_query(),
-            max_kv: batch.max_kv(),
-        };
-        Ok(Step { ctx, rows: batch.tokens().len(), ropes, positions: self.positions.read()?, slots, sequences, old })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use safetensors::Dtype;
-    use safetensors::tensor::TensorView;
-    use serde_json::json;
-
-    use super::*;
-    use crate::{ModelConfig, Tensors};
-
-    #[test]
-    fn a_head_is_the_embedding_where_the_config_says_so_and_there_is_none() {
-        let head = |is_tied: bool, names: &[&str]| {
-            let config = json!({
-                "model_type": "llama", "hidden_size": 8, "vocab_size": 16, "intermediate_size": 8,
-                "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-                "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": is_tied,
-            });
-            let config = ModelConfig::from_json(&config.to_string()).expect("a config");
-            let view = |name| (name, TensorView::new(Dtype::BF16, vec![1], &[0; 2]).expect("a number"));
-            let file = safetensors::serialize(names.iter().map(view), None).expect("a file");
-            let checkpoint = Checkpoint::new(Tensors::from_bytes(file).expect("tensors"), None);
-            Head::of(config.as_decoder().expect("a decoder"), &checkpoint).expect("a head")
-        };
-        let (own, none) = (&["lm_head.weight", "other"][..], &["other"][..]);
-        assert_eq!((head(false, own), head(true, own)), (Head::Own("lm_head"), Head::OwnThoughTied("lm_head")));
-        // What is missing is said when it is loaded.
-        assert_eq!((head(false, none), head(true, none)), (Head::Own("lm_head"), Head::Tied));
     }
 }

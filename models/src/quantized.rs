@@ -110,8 +110,8 @@ impl Quantization {
     /// `hf_quant_config.json`. `None` where neither says anything: the model is not quantized.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for a field of another type or out of range, and
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a method, a packing or a number of bits that cannot be
+    /// [`Error::Config`] for a field of another type or out of range, and
+    /// [`Error::Unsupported`] for a method, a packing or a number of bits that cannot be
     /// read.
     pub fn parse(config: &Value, file: &str, own: Option<(&Value, &str)>) -> Result<Option<Self>> {
         let top = Fields::of(config, file, "")?;
@@ -168,7 +168,7 @@ impl Quantization {
     /// The experts of MXFP4, `[experts, out, in]`, are one module of `experts · out` rows.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a tensor that is missing, or has another dtype or shape than
+    /// [`Error::Checkpoint`] for a tensor that is missing, or has another dtype or shape than
     /// the config says, and for a module that the config leaves out.
     pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
         let module = match &self.method {
@@ -193,7 +193,7 @@ impl Quantization {
     /// Refuses floats of a module of a layer that the config says is quantized: see [`module`](Self::module).
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a module that the config names, or that has scales.
+    /// [`Error::Checkpoint`] for a module that the config names, or that has scales.
     pub(crate) fn check_floats(&self, tensors: &Tensors, name: &str) -> Result<()> {
         let probe = Probe { tensors, module: name, format: &self.to_string() };
         // Heads and tables need not be quantized though all modules are.
@@ -213,7 +213,7 @@ impl Quantization {
     /// its codes lie: a square one would be taken for its transpose.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for all but GPTQ, AWQ and bitsandbytes, which have codes of
+    /// [`Error::Unsupported`] for all but GPTQ, AWQ and bitsandbytes, which have codes of
     /// `[out, in]`.
     pub(crate) fn check_transposed(&self, name: &str) -> Result<()> {
         match self.method {
@@ -240,7 +240,7 @@ impl Quantization {
     /// [change nothing](Self::is_spare): scales of scales or of inputs, rotations, or what an adapter adds.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
+    /// [`Error::Checkpoint`] for the first.
     pub(crate) fn check_unread(
         &self,
         tensors: &Tensors,

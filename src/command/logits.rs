@@ -87,7 +87,7 @@ impl Logits {
             for (place, rows) in model.decoder().kernels() {
                 writeln!(out, "{place}: {}", rows.join(", "))?;
             }
-            let steps = model.decoder().steps();
+            let steps = model.decoder().passes();
             writeln!(out, "steps: {} of at most {} tokens", steps.count, steps.largest)?;
         }
         Ok(file.finish()?)

@@ -2,8 +2,8 @@
 
 use sinew_ops::layers::{LinearOptions, NormedLinear, Place};
 
-use super::layer::{Activations, Step};
 use super::residual::{Output, input_norm};
+use super::step::{Activations, Step};
 use crate::config::Up;
 use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
 use crate::{DecoderConfig, Result};

@@ -9,12 +9,12 @@
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Linear, LinearOptions, Norm, Place, Route,
-    RouteOptions, Routing,
+    RouteOptions,
 };
 use sinew_tensor::{DType, View};
 
-use super::layer::{Activations, Step};
 use super::residual::{Residual, input_norm};
+use super::step::{Activations, Step};
 use crate::activations::Rows;
 use crate::config::{ExpertMatrices, ExpertsConfig};
 use crate::load::{GroupedSpec, LinearSpec, Loaded, Maker, Part, Stage};
@@ -33,39 +33,6 @@ pub(super) struct Experts<S: Stage = Loaded> {
     down: S::Of<GroupedLinear>,
     combine: S::Of<Combine>,
     per_token: usize,
-}
-
-/// What the experts of a step work on; every layer uses the same.
-#[derive(Debug)]
-pub(super) struct ExpertActivations<S: Stage = Loaded> {
-    /// Of the router, `[tokens, experts]`.
-    scores: S::Of<Rows>,
-    routing: S::Of<Routing>,
-    /// Tokens sorted by expert, each as often as it has experts.
-    sorted: S::Of<Rows>,
-    gated: S::Of<Rows>,
-    outputs: S::Of<Rows>,
-}
-
-impl<S: Stage> ExpertActivations<S> {
-    pub(super) fn make(
-        maker: &mut impl Maker<S>,
-        config: &DecoderConfig,
-        experts: ExpertsConfig,
-        max_rows: usize,
-    ) -> Result<Self> {
-        let ExpertsConfig { count, per_token, width, .. } = experts;
-        let (hidden, activations) = (config.hidden_size, maker.precision().activations);
-        let input = if config.names.mlp_norm.is_some() { activations } else { DType::F32 };
-        let sorted = max_rows.saturating_mul(per_token);
-        Ok(Self {
-            scores: maker.rows(DType::F32, max_rows, count)?,
-            routing: maker.routing(count, per_token, max_rows)?,
-            sorted: maker.rows(input, sorted, hidden)?,
-            gated: maker.rows(activations, sorted, width)?,
-            outputs: maker.rows(DType::F32, sorted, hidden)?,
-        })
-    }
 }
 
 impl<S: Stage> Experts<S> {

@@ -2,7 +2,7 @@
 
 use super::dense::Dense;
 use super::experts::Experts;
-use super::layer::{Activations, Step};
+use super::step::{Activations, Step};
 use crate::Result;
 use crate::config::{DecoderConfig, FeedForward as Kind, LayerConfig};
 use crate::load::{Loaded, Maker, Stage};

@@ -1,16 +1,16 @@
-//! One layer of a decoder, and what it works on.
+//! One layer of a decoder.
 
 use sinew_ops::Context;
 use sinew_ops::layers::{
     Attention, AttentionStatic, F32Bits, Inputs, KvAppend, KvSource, LinearOptions, Norm, NormedLinear, OldInputs,
-    Place, Rotary, Sequences, Turn,
+    Place, Rotary, Turn,
 };
-use sinew_tensor::{DType, Tensor, View};
+use sinew_tensor::{DType, Tensor};
 
-use super::experts::ExpertActivations;
 use super::feed_forward::FeedForward;
-use super::residual::{Output, Residual, input_norm, norm_over};
-use crate::activations::{Heads, Rows};
+use super::residual::{Output, input_norm, norm_over};
+use super::step::{Activations, Step};
+use crate::activations::Heads;
 use crate::cache::LayerCache;
 use crate::config::{LayerConfig, QkNorm, Qkv};
 use crate::limits::Limits;
@@ -37,50 +37,6 @@ pub(super) struct Layer<S: Stage = Loaded> {
     heads: [Heads; 3],
     /// Whether the feed-forward layer reads the stream before attention is added.
     parallel: bool,
-}
-
-/// Activations of one step; every layer uses the same.
-#[derive(Debug)]
-pub(super) struct Activations<S: Stage = Loaded> {
-    pub(super) residual: Residual<S>,
-    pub(super) normed: S::Of<Rows>,
-    qkv: S::Of<Rows>,
-    attended: S::Of<Rows>,
-    pub(super) gated: S::Of<Rows>,
-    pub(super) experts: Option<ExpertActivations<S>>,
-}
-
-/// What all layers of one step share.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step<'a> {
-    pub(super) ctx: &'a Context,
-    pub(super) rows: usize,
-    pub(super) ropes: &'a [Rotary],
-    /// i32 `[rows]`.
-    pub(super) positions: View<'a>,
-    /// i64 `[rows]`: where keys and values go.
-    pub(super) slots: View<'a>,
-    pub(super) sequences: Sequences<'a>,
-    /// Slots and block table where old tokens have a form of their own.
-    pub(super) old: Option<[View<'a>; 2]>,
-}
-
-impl<S: Stage> Activations<S> {
-    pub(super) fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, max_rows: usize) -> Result<Self> {
-        let (heads, kv_heads, d) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let activations = maker.precision().activations;
-        Ok(Self {
-            residual: Residual::make(maker, config, max_rows)?,
-            normed: maker.rows(activations, max_rows, config.hidden_size)?,
-            qkv: maker.rows(DType::F32, max_rows, (heads + 2 * kv_heads) * d)?,
-            attended: maker.rows(activations, max_rows, heads * d)?,
-            gated: maker.rows(activations, max_rows, config.dense_width())?,
-            experts: config
-                .experts()
-                .map(|experts| ExpertActivations::make(maker, config, experts, max_rows))
-                .transpose()?,
-        })
-    }
 }
 
 impl<S: Stage> Layer<S> {

@@ -28,7 +28,7 @@ pub(super) struct Schedule {
 
 /// The size of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Planned {
+pub(super) struct StepSize {
     /// Tokens of all sequences.
     pub tokens: usize,
     /// Sequences whose logits it gives.
@@ -73,25 +73,25 @@ impl Schedule {
     ///
     /// # Errors
     /// A failed device. What is part of the step is to be [taken back](Self::unstage).
-    pub fn next_step(&mut self, staging: &mut Staging, events: &mut Vec<Event>) -> Result<Planned> {
+    pub fn next_step(&mut self, staging: &mut Staging, events: &mut Vec<Event>) -> Result<StepSize> {
         staging.begin();
         self.make_room(staging);
         self.admit(staging, events)?;
-        let mut planned = Planned::default();
+        let mut size = StepSize::default();
         // One token of each that answers. Whoever makes room is behind.
         let mut at = 0;
-        while at < self.running.len() && planned.tokens < self.limits.max_rows {
+        while at < self.running.len() && size.tokens < self.limits.max_rows {
             if self.running[at].decodes() {
-                self.stage(at, 1, staging, &mut planned)?;
+                self.stage(at, 1, staging, &mut size)?;
             }
             at += 1;
         }
-        self.plan_prompts(staging, &mut planned)?;
-        if planned.tokens == 0 && !self.running.is_empty() {
+        self.plan_prompts(staging, &mut size)?;
+        if size.tokens == 0 && !self.running.is_empty() {
             // Everybody behind it has made room, and it is not enough.
             fail(&self.running.remove(0), staging, events);
         }
-        Ok(planned)
+        Ok(size)
     }
 
     /// Takes back what is part of a step that failed.
@@ -130,21 +130,21 @@ impl Schedule {
 
     /// Parts of prompts, in what is left of the budget: half of it to the first, and the other half to those of which
     /// the least is left, so that short ones do not wait for long ones and long ones go on.
-    fn plan_prompts(&mut self, staging: &mut Staging, planned: &mut Planned) -> Result<()> {
+    fn plan_prompts(&mut self, staging: &mut Staging, size: &mut StepSize) -> Result<()> {
         let budget = self.limits.max_rows;
         let waits = |job: &Job| !job.is_staged() && !job.decodes();
         if let Some(first) = self.running.iter().position(waits) {
-            let left = budget - planned.tokens;
+            let left = budget - size.tokens;
             let others: usize = self.running[first + 1..].iter().filter(|job| waits(job)).map(Job::pending).sum();
             let share = left.div_ceil(2).max(left.saturating_sub(others));
-            self.stage(first, share.min(self.running[first].pending()), staging, planned)?;
+            self.stage(first, share.min(self.running[first].pending()), staging, size)?;
             self.starved = (!self.running[first].is_staged()).then(|| self.running[first].rank());
         }
-        while planned.tokens < budget {
+        while size.tokens < budget {
             let prompts = self.running.iter().enumerate().filter(|(_, job)| waits(job));
             let Some((at, job)) = prompts.min_by_key(|(_, job)| job.pending()) else { break };
-            let count = job.pending().min(budget - planned.tokens);
-            if !self.stage(at, count, staging, planned)? {
+            let count = job.pending().min(budget - size.tokens);
+            if !self.stage(at, count, staging, size)? {
                 break;
             }
         }
@@ -153,7 +153,7 @@ impl Schedule {
 
     /// Adds tokens of a running sequence to the step, as many of `count` as the cache has room for. Those of a lower rank
     /// that are not part of the step make room for it. Says whether there was room for any.
-    fn stage(&mut self, at: usize, count: usize, staging: &mut Staging, planned: &mut Planned) -> Result<bool> {
+    fn stage(&mut self, at: usize, count: usize, staging: &mut Staging, size: &mut StepSize) -> Result<bool> {
         let mut count = count;
         loop {
             let job = &mut self.running[at];
@@ -162,9 +162,9 @@ impl Schedule {
             let wanted = if whole { Wanted::Last } else { Wanted::None };
             match staging.stage(sequence, tokens, wanted) {
                 Ok(()) => {
-                    job.stage(count, whole.then_some(planned.rows));
-                    planned.tokens += count;
-                    planned.rows += usize::from(whole);
+                    job.stage(count, whole.then_some(size.rows));
+                    size.tokens += count;
+                    size.rows += usize::from(whole);
                     return Ok(true);
                 }
                 Err(Error::Memory(MemoryError::OutOfBlocks { .. })) => {}

@@ -45,7 +45,7 @@ impl Steps {
 
     /// A step in which each that has logits gets one more token: its size, and how many tokens the cache has of each that
     /// runs then.
-    fn step(&mut self) -> (Planned, Vec<(u64, usize)>) {
+    fn step(&mut self) -> (StepSize, Vec<(u64, usize)>) {
         let Self { schedule, staging, events } = self;
         let planned = schedule.next_step(staging, events).expect("nothing fails");
         if planned.tokens > 0 {
@@ -61,11 +61,11 @@ fn the_first_prompt_has_half_of_what_answers_leave_and_the_shortest_the_rest() {
     let mut steps = Steps::in_cache_of(32);
     steps.add(0, 20, 0);
     steps.add(1, 3, 0);
-    assert_eq!(steps.step(), (Planned { tokens: 8, rows: 1 }, vec![(0, 5), (1, 3)]));
-    assert_eq!(steps.step(), (Planned { tokens: 8, rows: 1 }, vec![(0, 12), (1, 4)]));
+    assert_eq!(steps.step(), (StepSize { tokens: 8, rows: 1 }, vec![(0, 5), (1, 3)]));
+    assert_eq!(steps.step(), (StepSize { tokens: 8, rows: 1 }, vec![(0, 12), (1, 4)]));
     steps.add(2, 9, 0);
-    assert_eq!(steps.step(), (Planned { tokens: 8, rows: 1 }, vec![(0, 16), (1, 5), (2, 3)]));
-    assert_eq!(steps.step(), (Planned { tokens: 8, rows: 2 }, vec![(0, 20), (1, 6), (2, 6)]));
+    assert_eq!(steps.step(), (StepSize { tokens: 8, rows: 1 }, vec![(0, 16), (1, 5), (2, 3)]));
+    assert_eq!(steps.step(), (StepSize { tokens: 8, rows: 2 }, vec![(0, 20), (1, 6), (2, 6)]));
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn who_outranks_takes_the_place_of_who_runs_and_both_are_answered() {
     steps.step();
     assert_eq!(steps.step().1, [(0, 12)]);
     steps.add(1, 16, 1);
-    assert_eq!(steps.step(), (Planned { tokens: 8, rows: 0 }, vec![(1, 8)]));
+    assert_eq!(steps.step(), (StepSize { tokens: 8, rows: 0 }, vec![(1, 8)]));
     let stats = steps.schedule.stats();
     assert_eq!((stats.waiting, stats.running, stats.preemptions), (1, 1, 1));
     while steps.schedule.stats().waiting + steps.schedule.stats().running > 0 {
@@ -95,7 +95,7 @@ fn an_answer_that_fills_the_whole_cache_fails() {
     for tokens in [6, 7, 8] {
         assert_eq!(steps.step().1, [(0, tokens)]);
     }
-    assert_eq!(steps.step(), (Planned::default(), Vec::new()));
+    assert_eq!(steps.step(), (StepSize::default(), Vec::new()));
     let Some(Event { what: Happening::Failed(error), .. }) = steps.events.last() else { panic!("{:?}", steps.events) };
     assert!(error.to_string().contains("the cache of 8 tokens is full"), "{error}");
 }
