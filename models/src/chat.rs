@@ -12,8 +12,8 @@ mod python;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::files::{Fields, brief};
 use crate::folder::documents::{Documents, FileName};
+use crate::json::{Fields, brief};
 
 /// The largest published templates have some 40 KiB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;

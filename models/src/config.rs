@@ -5,8 +5,8 @@
 //! What is not implemented is refused here, before anything large is read.
 
 use crate::error::{Error, Result};
-use crate::files::Fields;
 use crate::folder::documents::{Documents, FileName};
+use crate::json::Fields;
 
 mod decoder;
 mod encoder;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::answering::GenerateOptions;
 use crate::config::fields::known_tokens;
 use crate::error::Result;
-use crate::files::{self, Fields, as_count, brief};
 use crate::folder::documents::{Documents, FileName};
+use crate::json::{self, Fields, as_count, brief};
 use crate::sampling::SamplingParams;
 
 const FILE: &str = FileName::GenerationConfig.as_str();
@@ -110,7 +110,7 @@ impl GenerationConfig {
     /// [`Error::Json`](crate::Error::Json), [`Error::Config`](crate::Error::Config) for a field of the wrong type, and
     /// [`Error::Sampling`](crate::Error::Sampling) for one that is out of range.
     pub fn from_json(text: &str) -> Result<Self> {
-        Self::from_value(&files::parse(text, FILE)?)
+        Self::from_value(&json::parse(text, FILE)?)
     }
 
     fn from_value(value: &Value) -> Result<Self> {

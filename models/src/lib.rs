@@ -56,6 +56,7 @@ pub mod tokenizer;
 mod activations;
 mod answering;
 mod files;
+mod json;
 mod limits;
 mod nearest;
 mod steps;

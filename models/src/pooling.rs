@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
-use crate::files::{self, Fields, brief};
+use crate::files;
 use crate::folder::documents::{Documents, FileName};
+use crate::json::{self, Fields, brief};
 
 const MODULES: &str = FileName::Modules.as_str();
 /// The class of the module that pools.
@@ -125,7 +126,7 @@ impl EmbeddingConfig {
 
     fn read_pooling(&mut self, documents: &Documents, file: &str) -> Result<()> {
         let path = files::join_inside(documents.path(), file, MODULES)?;
-        let value = files::parse(&files::read_text(&path)?, file)?;
+        let value = json::parse(&files::read_text(&path)?, file)?;
         let fields = Fields::of(&value, file, "")?;
         // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
         let named = match fields.get("pooling_mode") {

@@ -198,7 +198,7 @@ fn check_readable(checkpoint: &Checkpoint, files: &[Plan<'_>], config: usize, in
 fn with_section(config: &str, section: &Value) -> Result<String> {
     let refuse =
         |problem: &str| Error::Config { file: FileName::Config.as_str().to_owned(), problem: problem.to_owned() };
-    let fields: Value = crate::files::parse(config, FileName::Config.as_str())?;
+    let fields: Value = crate::json::parse(config, FileName::Config.as_str())?;
     if fields.get("quantization_config").is_some() {
         return Err(refuse("has a `quantization_config` that says nothing; take it out to quantize the model"));
     }

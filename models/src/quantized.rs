@@ -50,7 +50,7 @@ use self::patterns::{Budget, Pattern};
 use self::probe::Probe;
 use crate::config::fields::read_dtype;
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_zeros, float, packed_as};
 

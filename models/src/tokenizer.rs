@@ -13,8 +13,8 @@ use std::sync::Once;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
 use crate::error::{Error, Result};
-use crate::files::{Fields, as_count, brief};
 use crate::folder::documents::{Documents, FileName};
+use crate::json::{Fields, as_count, brief};
 use config::Declared;
 use file::TokenizerFile;
 

@@ -3,7 +3,7 @@
 use super::Architecture;
 use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, ModelConfig};
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "BERT", model_types: &["bert"], read };
 

@@ -7,7 +7,7 @@ use crate::config::{
     DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, RopeConfig, RopeDefaults, TensorNames,
 };
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Gemma 2", model_types: &["gemma2"], read };
 

@@ -6,7 +6,7 @@ use super::{Architecture, gemma2};
 use crate::config::fields::{MAX_SIZE, token_ids};
 use crate::config::{Defaults, ModelConfig, QkNorm, RopeConfig, RopeDefaults, TensorNames};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "Gemma 3 (text)", model_types: &["gemma3_text", "gemma3"], read };

@@ -3,7 +3,7 @@
 use super::{Architecture, llama};
 use crate::config::{DecoderConfig, Defaults, FeedForward, FieldNames, ModelConfig, NormKind, Qkv, TensorNames, Up};
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "GPT-2", model_types: &["gpt2"], read };
 

@@ -6,7 +6,7 @@ use crate::config::{
     DecoderConfig, Defaults, FieldNames, ModelConfig, NormKind, Qkv, RopeConfig, RopeDefaults, TensorNames, Up,
 };
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "GPT-NeoX, Pythia", model_types: &["gpt_neox"], read };

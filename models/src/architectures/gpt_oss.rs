@@ -10,7 +10,7 @@ use crate::config::{
     TensorNames,
 };
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "gpt-oss", model_types: &["gpt_oss"], read };
 

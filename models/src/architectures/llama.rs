@@ -5,7 +5,7 @@ use crate::config::{
     DecoderConfig, Defaults, ExpertMatrices, Experts, ModelConfig, Qkv, RopeDefaults, TensorNames, Up,
 };
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Llama 2, 3", model_types: &["llama"], read };
 

@@ -4,7 +4,7 @@ use super::{Architecture, llama};
 use crate::config::fields::read_window;
 use crate::config::{DecoderConfig, Defaults, ModelConfig};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "Mistral", model_types: &["mistral", "ministral"], read };

@@ -7,7 +7,7 @@ use crate::config::{
     TensorNames,
 };
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Mixtral", model_types: &["mixtral"], read };
 

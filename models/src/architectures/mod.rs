@@ -4,8 +4,8 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::files::{self, Fields};
 use crate::folder::FileName;
+use crate::json::{self, Fields};
 use crate::quantized::Quantization;
 
 mod bert;
@@ -87,7 +87,7 @@ impl ModelConfig {
     /// [`Error::Unsupported`] for a model that is not implemented.
     pub fn from_json(text: &str) -> Result<Self> {
         let file = FileName::Config.as_str();
-        let value = files::parse(text, file)?;
+        let value = json::parse(text, file)?;
         let fields = Fields::of(&value, file, "")?;
         let model_type = fields.required("model_type", fields.text("model_type")?)?;
         let Some(architecture) = find(model_type) else {

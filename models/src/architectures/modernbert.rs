@@ -7,7 +7,7 @@ use crate::config::{
     EncoderConfig, EncoderDefaults, EncoderLayerConfig, EncoderNames, ModelConfig, RopeConfig, RopeDefaults,
 };
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "ModernBERT", model_types: &["modernbert"], read };
 

@@ -4,7 +4,7 @@
 use super::{Architecture, llama};
 use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm, TensorNames};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "OLMo 2", model_types: &["olmo2"], read };
 

@@ -4,7 +4,7 @@ use super::{Architecture, olmo2};
 use crate::config::fields::read_window;
 use crate::config::{DecoderConfig, Defaults, FieldNames, ModelConfig, RopeConfig, RopeDefaults};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "OLMo 3", model_types: &["olmo3"], read };
 

@@ -5,7 +5,7 @@ use super::{Architecture, llama};
 use crate::config::fields::read_window;
 use crate::config::{DecoderConfig, Defaults, ModelConfig, Qkv, RopeDefaults, RopeScaling, TensorNames, Up};
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Phi-3, Phi-4", model_types: &["phi3"], read };
 

@@ -4,7 +4,7 @@ use super::{Architecture, llama};
 use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{DecoderConfig, Defaults, ModelConfig};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Qwen2, Qwen2.5", model_types: &["qwen2"], read };
 

@@ -3,7 +3,7 @@
 use super::{Architecture, llama, qwen2};
 use crate::config::{DecoderConfig, Defaults, ModelConfig, QkNorm};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "Qwen3, Qwen3-Embedding", model_types: &["qwen3"], read };

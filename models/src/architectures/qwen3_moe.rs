@@ -8,7 +8,7 @@ use super::{Architecture, qwen2, qwen3};
 use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{Defaults, ExpertsConfig, FeedForward, ModelConfig};
 use crate::error::Result;
-use crate::files::{Fields, as_count, brief};
+use crate::json::{Fields, as_count, brief};
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "Qwen3-MoE", model_types: &["qwen3_moe"], read };
 

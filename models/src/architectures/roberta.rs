@@ -4,7 +4,7 @@
 use super::{Architecture, bert};
 use crate::config::{EncoderConfig, EncoderDefaults, EncoderNames, LearnedPositions, ModelConfig};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 
 pub(super) static ARCHITECTURE: Architecture =
     Architecture { name: "RoBERTa, XLM-RoBERTa", model_types: &["roberta", "xlm-roberta"], read };

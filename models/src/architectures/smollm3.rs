@@ -6,7 +6,7 @@ use super::{Architecture, llama};
 use crate::config::fields::{MAX_SIZE, read_window};
 use crate::config::{DecoderConfig, Defaults, ModelConfig, RopeDefaults};
 use crate::error::Result;
-use crate::files::{Fields, as_count, brief};
+use crate::json::{Fields, as_count, brief};
 
 pub(super) static ARCHITECTURE: Architecture = Architecture { name: "SmolLM3", model_types: &["smollm3"], read };
 

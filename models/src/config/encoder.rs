@@ -10,7 +10,7 @@ use super::fields::{
 };
 use super::names::EncoderNames;
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 /// A bidirectional encoder: embeddings, layers of attention and feed-forward with layer norms after or before each.
 #[derive(Debug, Clone, PartialEq)]

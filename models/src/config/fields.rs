@@ -5,7 +5,7 @@ use serde_json::Value;
 use sinew_ops::layers::Activation;
 
 use crate::error::{Error, Result};
-use crate::files::{Fields, as_count, brief};
+use crate::json::{Fields, as_count, brief};
 
 /// No size in a config may exceed this: an index into one dimension then fits an `i32`, and the product of any two
 /// fits 64 bits.

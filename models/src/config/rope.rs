@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use crate::error::{Error, Result};
-use crate::files::{Fields, brief};
+use crate::json::{Fields, brief};
 
 use super::fields::MAX_SIZE;
 

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::files::{self, Fields};
+use crate::files;
+use crate::json::{self, Fields};
 
 macro_rules! file_names {
     ($($file:ident = $name:literal,)*) => {
@@ -86,7 +87,7 @@ impl Documents {
 
     /// What a JSON file says; `None` where there is none.
     pub(crate) fn json_if_present(&self, file: FileName) -> Result<Option<&Value>> {
-        let read = || self.text_if_present(file)?.map(|text| files::parse(&text, file.as_str())).transpose();
+        let read = || self.text_if_present(file)?.map(|text| json::parse(&text, file.as_str())).transpose();
         once(&self.json[file as usize], read).map(Option::as_ref)
     }
 

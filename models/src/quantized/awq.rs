@@ -15,7 +15,7 @@ use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 use crate::tensors::Tensors;
 
 /// The output, of the eight of a word, that each nibble belongs to, lowest first.

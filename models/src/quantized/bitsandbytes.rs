@@ -17,7 +17,7 @@ use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
-use crate::files::{Fields, as_count};
+use crate::json::{Fields, as_count};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{float, widened};
 

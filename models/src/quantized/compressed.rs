@@ -23,7 +23,7 @@ use super::module::{Parts, StoredModule};
 use super::patterns::{Budget, Match, Pattern};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 use crate::tensors::Tensors;
 use crate::tensors::floats::float;
 

@@ -6,7 +6,7 @@ use super::bits::Bits;
 use super::patterns::{Budget, Pattern};
 use crate::config::fields::MAX_SIZE;
 use crate::error::{Error, Result, shortened};
-use crate::files::{Fields, as_count, brief};
+use crate::json::{Fields, as_count, brief};
 
 /// Bits of a value: more than any format has.
 pub(super) const MAX_BITS: usize = 64;

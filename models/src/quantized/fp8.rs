@@ -14,7 +14,7 @@ use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
-use crate::files::Fields;
+use crate::json::Fields;
 use crate::tensors::Tensors;
 use crate::tensors::floats::float;
 

@@ -19,7 +19,7 @@ use super::module::{Groups, Parts, StoredModule};
 use super::patterns::{Budget, Pattern};
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;
-use crate::files::{Fields, brief};
+use crate::json::{Fields, brief};
 use crate::tensors::Tensors;
 
 /// How all modules are quantized, but for those that `dynamic` names.

@@ -6,7 +6,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 const ADDED: &str = "added_tokens_decoder";
 

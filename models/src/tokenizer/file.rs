@@ -20,7 +20,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
-use crate::files::brief;
+use crate::json::brief;
 use growth::{around, growth, steps};
 use model::Model;
 use part::Part;

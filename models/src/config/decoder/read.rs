@@ -7,7 +7,7 @@ use crate::config::fields::{
 };
 use crate::config::{RopeConfig, RopeDefaults, TensorNames};
 use crate::error::{Error, Result};
-use crate::files::Fields;
+use crate::json::Fields;
 
 /// What an architecture assumes where `config.json` says nothing.
 #[derive(Clone, Copy)]

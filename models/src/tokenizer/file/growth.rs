@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::files::brief;
+use crate::json::brief;
 
 pub(super) const CHARSMAP: &str = "precompiled_charsmap";
 

@@ -16,7 +16,7 @@ use tokenizers::models::wordpiece::WordPiece;
 
 use super::part::{self, Part};
 use super::states;
-use crate::files::brief;
+use crate::json::brief;
 
 /// Tokens in a vocabulary, and merges. The largest published ones that are not Unigram's are Gemma 3's, 262,144 and
 /// 514,906.

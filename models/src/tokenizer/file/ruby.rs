@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::files::brief;
+use crate::json::brief;
 
 /// Ruby's begins every line, but for an empty one at the end of a text.
 const LINE_START: &str = r"(?:\A|(?m:^)(?!\z))";
