@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use sinew_ops::Context;
 
 use self::scheme::{Modules, Scheme};
-use self::shard::{Job, Plan, Tensor};
+use self::shard::{Job, ShardLayout, Tensor};
 use self::unfinished::Unfinished;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -108,7 +108,7 @@ pub fn quantize(
     let config = with_section(&folder.documents().text(FileName::Config)?, &scheme.config(&modules.kept))?;
 
     // What cannot be read again is not written.
-    let files = plans(&checkpoint, &modules.quantized, &scheme)?;
+    let files = shard_layouts(&checkpoint, &modules.quantized, &scheme)?;
     let index = (files.len() > 1).then(|| index(&files));
     check_readable(&checkpoint, &files, config.len(), index.as_ref().map_or(0, Vec::len))?;
 
@@ -128,7 +128,7 @@ pub fn quantize(
         kept: modules.kept.into_iter().collect(),
         tied_head_kept: modules.tied_head_kept,
         bytes_before: checkpoint.num_bytes(),
-        bytes_after: files.iter().map(Plan::bytes).sum(),
+        bytes_after: files.iter().map(ShardLayout::bytes).sum(),
     })
 }
 
@@ -144,11 +144,11 @@ fn check_texts(folder: &Folder) -> Result<()> {
 }
 
 /// The files to write: as many as the checkpoint has.
-fn plans<'a>(
+fn shard_layouts<'a>(
     checkpoint: &'a Checkpoint,
     quantized: &'a BTreeMap<String, scheme::Module>,
     scheme: &Scheme,
-) -> Result<Vec<Plan<'a>>> {
+) -> Result<Vec<ShardLayout<'a>>> {
     let mut files: BTreeMap<&Path, Vec<(&str, Tensor<'_>)>> = BTreeMap::new();
     for (name, info) in checkpoint.infos() {
         let module = name.strip_suffix(".weight").and_then(|module| quantized.get_key_value(module));
@@ -163,23 +163,23 @@ fn plans<'a>(
         1 => SINGLE.to_owned(),
         _ => format!("model-{at:05}-of-{count:05}.safetensors"),
     };
-    (1..).zip(files.into_values()).map(|(at, tensors)| Plan::new(name(at), tensors, scheme)).collect()
+    (1..).zip(files.into_values()).map(|(at, tensors)| ShardLayout::new(name(at), tensors, scheme)).collect()
 }
 
 /// Which file has which tensor.
-fn index<'a>(files: &'a [Plan<'_>]) -> Vec<u8> {
-    let entries = |file: &'a Plan<'_>| file.names().map(|tensor| (tensor, file.name.as_str()));
+fn index<'a>(files: &'a [ShardLayout<'_>]) -> Vec<u8> {
+    let entries = |file: &'a ShardLayout<'_>| file.names().map(|tensor| (tensor, file.name.as_str()));
     let weight_map: BTreeMap<&str, &str> = files.iter().flat_map(entries).collect();
-    let total_size: u64 = files.iter().map(Plan::bytes).sum();
+    let total_size: u64 = files.iter().map(ShardLayout::bytes).sum();
     pretty(&json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map }))
 }
 
 /// Refuses what is written and would not be read: a quantized module has more tensors than the original, and all their
 /// names are in headers and in the index; a config has those of modules that stay.
-fn check_readable(checkpoint: &Checkpoint, files: &[Plan<'_>], config: usize, index: usize) -> Result<()> {
+fn check_readable(checkpoint: &Checkpoint, files: &[ShardLayout<'_>], config: usize, index: usize) -> Result<()> {
     let tensors: usize = files.iter().map(|file| file.names().len()).sum();
     for (what, bytes, most) in [
-        ("headers", files.iter().map(Plan::header_bytes).sum(), MAX_HEADERS_BYTES),
+        ("headers", files.iter().map(ShardLayout::header_bytes).sum(), MAX_HEADERS_BYTES),
         ("an index", index as u64, MAX_INDEX_BYTES),
         ("a config", config as u64, MAX_CONFIG_BYTES),
     ] {

@@ -22,7 +22,7 @@ use crate::tensors::floats::packable;
 const ROWS: usize = 32;
 
 /// A file that is to be written.
-pub(super) struct Plan<'a> {
+pub(super) struct ShardLayout<'a> {
     pub name: String,
     tensors: Vec<(&'a str, Tensor<'a>)>,
     header: Header,
@@ -60,7 +60,7 @@ struct Shard<'a> {
     places: HashMap<&'a str, Range<usize>>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ShardLayout<'a> {
     /// One of tensors of the original, and what they become.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl<'a> Job<'a> {
     }
 
     /// Writes a file.
-    pub fn write(&mut self, path: &Path, Plan { tensors, header, .. }: &Plan<'_>) -> Result<()> {
+    pub fn write(&mut self, path: &Path, ShardLayout { tensors, header, .. }: &ShardLayout<'_>) -> Result<()> {
         let file = File::create_new(path).map_err(|e| Error::io("create", path, e))?;
         let places = header.tensors().iter().map(|(name, place)| (name.as_str(), place.clone())).collect();
         let mut shard = Shard { path, file, places };
