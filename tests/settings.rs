@@ -253,7 +253,7 @@ fn arguments_that_decide_nothing_are_refused_and_say_why() {
         (&quantize, (&["--set", "group_size=64"], &["groups of 64", "channel"])),
         (&quantize, (&["--memory-limit", "1GiB"], &["--memory-limit", "models that are run"])),
         (&quantize, (&["--set", "memory_limit=1GiB"], &["--set memory_limit", "models that are run"])),
-        (&quantize, (&["--deterministic"], &["--deterministic", "of a model"])),
+        (&quantize, (&["--deterministic", "true"], &["--deterministic", "of a model"])),
         (&quantize, (&["--set", "tuning=false"], &["--set tuning", "of a model"])),
         (&["explain", "softmax"], (&["--set", "dtype=f16"], &["--set dtype", "`sinew explain softmax`", "--dtype"])),
         (&["explain", "--support"], (&["--set", "dtype=f16"], &["--set dtype", "--support"])),

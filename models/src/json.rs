@@ -189,4 +189,10 @@ mod tests {
         assert!(a.size("k", 100).is_err());
         assert_eq!(a.size("z", 100).expect("null is missing"), None);
     }
+
+    #[test]
+    fn numbers_are_read_to_the_last_digit() {
+        let value = parse("[29707022588.880146, 1e-05]", "f").expect("json");
+        assert_eq!(value, serde_json::json!([29_707_022_588.880_146, 1e-5]));
+    }
 }
