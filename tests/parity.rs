@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use sinew::models::OldKv;
 use sinew::models::precision::Quantize;
+use sinew::models::{Load, OldKv};
+use sinew::ops::layers::Encoding;
 use sinew::prelude::*;
 use sinew::tensor::BlockFormat;
 use sinew_conformance::parity::{self, Comparison, Expectation, name};
@@ -75,14 +76,14 @@ fn dequantized_weights_give_every_value_of_transformers() {
 
 fn quantized_weights_as_they_are_err_no_more_than_transformers_in_16_bits() {
     let compared =
-        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(&common::cpu(), &folder))));
+        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_16_bits(&common::cpu(), &folder))));
     assert!(compared.len() > 15, "{} quantized fixtures", compared.len());
 }
 
 fn quantized_weights_by_wgpu() {
     common::on_wgpu(|ctx| {
         assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_f32(ctx, &folder).map(Some))));
-        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::quantized(ctx, &folder))));
+        assert_pass(quantized().into_iter().map(|folder| (name(&folder), parity::in_16_bits(ctx, &folder))));
         let quantize = Some(Quantize { format: BlockFormat::INT8, per_channel: false, head: true });
         let weights = WeightOptions { quantize, ..WeightOptions::default() };
         let options = LoadOptions { weights, ..LoadOptions::default() };
@@ -101,6 +102,7 @@ fn quantized_weights_by_wgpu() {
 
 /// Weights that are kept as they are stored run on rows for blocks, and are as small as that.
 fn quantized_weights_stay_quantized() {
+    let mut places = 0;
     for folder in quantized() {
         let mut weights = Vec::new();
         for dtype in [None, Some(DType::BF16)] {
@@ -110,6 +112,9 @@ fn quantized_weights_stay_quantized() {
             let rows = model.decoder().kernels();
             let blocks = rows.iter().flat_map(|(_, rows)| rows).any(|row| row.ends_with(".blocks"));
             assert_eq!(blocks, dtype.is_none(), "{}: {rows:?}", name(&folder));
+            if blocks {
+                places += assert_in_blocks(&folder, &rows);
+            }
             // Those of weights that are multiplied together are in one order in one fixture, and not in the other.
             for (of, together) in [("desc_act", false), ("actorder", true)] {
                 let in_blocks = |of: &str| {
@@ -129,6 +134,35 @@ fn quantized_weights_stay_quantized() {
             assert!(weights[0].1 < weights[1].1, "{}: {weights:?}", name(&folder));
         }
     }
+    assert!(places > 60, "{places} products");
+}
+
+/// A product runs on rows for blocks just where all its modules are stored in the same. Returns how many were looked at.
+fn assert_in_blocks(folder: &Path, rows: &[(&str, Vec<&str>)]) -> usize {
+    let checkpoint = Folder::new(folder).checkpoint(Load::default()).expect("a checkpoint");
+    let mut looked_at = 0;
+    for (place, modules) in [
+        ("qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..]),
+        ("output", &["self_attn.o_proj"]),
+        ("gate and up", &["mlp.gate_proj", "mlp.up_proj"]),
+        ("down", &["mlp.down_proj"]),
+    ] {
+        let stored = modules.iter().map(|module| checkpoint.module(&format!("model.layers.0.{module}")).expect("fits"));
+        let stored: Vec<_> = stored.flatten().collect();
+        let Some(first) = stored.first() else { continue };
+        // Columns of several in orders of their own: what the caller looks at.
+        if stored.iter().any(|module| module.order() != first.order()) {
+            continue;
+        }
+        let alike = stored.len() == modules.len() && stored.iter().all(|module| module.encoding() == first.encoding());
+        let expected = alike && matches!(first.encoding(), Encoding::Blocks(_));
+        let of_place = rows.iter().filter(|(of, _)| *of == place).flat_map(|(_, rows)| rows);
+        for row in of_place {
+            assert_eq!(row.ends_with(".blocks"), expected, "{} {place}: {row}", name(folder));
+            looked_at += 1;
+        }
+    }
+    looked_at
 }
 
 /// Shows every comparison, and fails where one does or could not be made.

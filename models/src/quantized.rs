@@ -46,7 +46,7 @@ use self::fp8::Fp8;
 use self::gptq::Gptq;
 pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
-use self::patterns::{Budget, Pattern};
+use self::patterns::{Budget, Patterns};
 use self::probe::Probe;
 use crate::config::fields::read_dtype;
 use crate::error::{Error, Result};
@@ -88,8 +88,8 @@ const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt 
 #[derive(Debug, Clone)]
 pub struct Quantization {
     method: Method,
-    /// Modules that stay as they are, and the field that has them.
-    left_out: Vec<(&'static str, Pattern)>,
+    /// Modules that stay as they are, by the field that has them.
+    left_out: Vec<(&'static str, Patterns)>,
     /// That of the model, where the config names one.
     dtype: Option<DType>,
 }
@@ -156,7 +156,7 @@ impl Quantization {
         // In compressed-tensors a name is one module or a class.
         if !matches!(method, Method::Compressed(_)) {
             for list in LEFT_OUT {
-                left_out.extend(patterns(fields, list, budget)?.into_iter().map(|pattern| (list, pattern)));
+                left_out.push((list, patterns(fields, list, budget)?));
             }
         }
         Ok(Self { method, left_out, dtype })
@@ -180,10 +180,11 @@ impl Quantization {
             Method::Bitsandbytes => bitsandbytes::module(tensors, name),
         }?;
         if module.is_some() {
-            for (list, pattern) in &self.left_out {
-                if pattern.leaves_out(name)? {
-                    let probe = Probe { tensors, module: name, format: &self.to_string() };
-                    return Err(probe.problem(format!("`{list}` leaves it out with {pattern}, and it is quantized")));
+            for (list, patterns) in &self.left_out {
+                if let Some(found) = patterns.leaving_out(name)? {
+                    let (probe, found) =
+                        (Probe { tensors, module: name, format: &self.to_string() }, found.escape_debug());
+                    return Err(probe.problem(format!("`{list}` leaves it out with `{found}`, and it is quantized")));
                 }
             }
         }
@@ -205,7 +206,8 @@ impl Quantization {
             Method::Compressed(compressed) => compressed.check_floats(&probe),
             Method::Awq(_) => probe.refuse_beside_floats(&["scales", "qzeros"]),
             Method::Fp8(_) => fp8::check_floats(&probe),
-            Method::Mxfp4 | Method::Bitsandbytes => Ok(()),
+            Method::Mxfp4 => mxfp4::check_floats(&probe),
+            Method::Bitsandbytes => probe.refuse_beside_floats(&["weight.absmax", "weight.quant_map"]),
         }
     }
 
@@ -230,7 +232,7 @@ impl Quantization {
     pub fn is_spare(&self, tensors: &Tensors, name: &str) -> bool {
         let end = name.rsplit_once('.').map_or("", |(_, end)| end);
         let is_zero = || {
-            let dtype = tensors.info(name).ok().and_then(|info| float(info.dtype));
+            let dtype = tensors.find(name).and_then(|info| float(info.dtype));
             dtype.is_some_and(|dtype| tensors.all_slices_unused(name, |bytes| are_zeros(bytes, dtype)).unwrap_or(false))
         };
         rounds_activations(end) || end == "weight_shape" || end == "bias" && is_zero()

@@ -148,7 +148,7 @@ impl StoredMatrix {
         match &self.stored {
             Stored::Tensor(dtype) => self.k * dtype.size(),
             Stored::Module(module) => {
-                let bytes = module.tensors().filter_map(|name| tensors.info(name).ok()).map(|info| info.num_bytes);
+                let bytes = module.tensors().filter_map(|name| tensors.find(name)).map(|info| info.num_bytes);
                 bytes.sum::<usize>() / module.shape()[0].max(1)
             }
         }

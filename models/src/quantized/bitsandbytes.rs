@@ -71,6 +71,7 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     let json: Value = serde_json::from_slice(&tensors.tensor(&state.name)?.bytes)
         .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, tensors.name()), source })?;
     let fields = Fields::of(&json, &state.name, "")?;
+    expect(&fields, "quant_type", "nf4", &["nf4"])?;
     let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
     let [n, k] = shape(&fields)?;
     let block = size("blocksize")?;

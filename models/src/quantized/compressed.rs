@@ -20,7 +20,7 @@ use super::config::{MAX_BITS, block_size, expect, group_size, patterns, refuse, 
 use super::fp8::{self, ScaleOf};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Parts, StoredModule};
-use super::patterns::{Budget, Match, Pattern};
+use super::patterns::{Budget, Match, Patterns};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::json::Fields;
@@ -32,7 +32,7 @@ pub(super) struct Compressed {
     /// As the config names it.
     format: String,
     schemes: Vec<Scheme>,
-    ignore: Vec<Pattern>,
+    ignore: Patterns,
 }
 
 /// How the modules of a group are stored.
@@ -40,7 +40,7 @@ pub(super) struct Compressed {
 struct Scheme {
     /// The group's name.
     name: String,
-    targets: Vec<Pattern>,
+    targets: Patterns,
     /// `None`: as they are.
     weights: Option<Weights>,
 }
@@ -128,10 +128,8 @@ impl Compressed {
 
     /// Refuses floats of a module that the config names, or that have scales.
     pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        for pattern in &self.ignore {
-            if pattern.matches(probe.module)? {
-                return Ok(());
-            }
+        if self.ignore.matched(probe.module)?.is_some() {
+            return Ok(());
         }
         match self.scheme_of(probe.module)? {
             Some((how, scheme)) if scheme.weights.is_some() => {
@@ -147,17 +145,15 @@ impl Compressed {
     }
 
     /// The group of a module, and how it came to be in it: targets by its name win over expressions, and those over its
-    /// class; of several the first in order of their texts (`match_targets`).
+    /// class; of several the first in order of their texts, and of the same text in several groups the last
+    /// (`match_targets`, `target_to_scheme`).
     fn scheme_of(&self, name: &str) -> Result<Option<(Match, &Scheme)>> {
         let mut best = None;
         for scheme in &self.schemes {
-            for target in &scheme.targets {
-                if let Some(how) = target.matched(name)? {
-                    let found = (how, target.text());
-                    if best.as_ref().is_none_or(|(other, _)| found < *other) {
-                        best = Some((found, scheme));
-                    }
-                }
+            if let Some(found) = scheme.targets.matched(name)?
+                && best.as_ref().is_none_or(|(other, _)| found <= *other)
+            {
+                best = Some((found, scheme));
             }
         }
         Ok(best.map(|((how, _), scheme)| (how, scheme)))
@@ -165,10 +161,9 @@ impl Compressed {
 
     /// How a module whose weight is quantized is.
     fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
-        for pattern in &self.ignore {
-            if pattern.matches(probe.module)? {
-                return Err(probe.problem(format!("its weight is quantized, while `ignore` has {pattern}")));
-            }
+        if let Some((_, found)) = self.ignore.matched(probe.module)? {
+            let found = found.escape_debug();
+            return Err(probe.problem(format!("its weight is quantized, while `ignore` has `{found}`")));
         }
         let Some((_, scheme)) = self.scheme_of(probe.module)? else {
             return Err(probe.problem("its weight is quantized, and it is no target of `config_groups`"));

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::bits::Bits;
-use super::patterns::{Budget, Pattern};
+use super::patterns::{Budget, Patterns};
 use crate::config::fields::MAX_SIZE;
 use crate::error::{Error, Result, shortened};
 use crate::json::{Fields, as_count, brief};
@@ -74,11 +74,9 @@ pub(super) fn refuse(
     }
 }
 
-pub(super) fn patterns(fields: &Fields<'_>, name: &str, budget: &mut Budget) -> Result<Vec<Pattern>> {
+pub(super) fn patterns(fields: &Fields<'_>, name: &str, budget: &mut Budget) -> Result<Patterns> {
     let problem = |problem: &str| fields.problem(name, problem);
-    let target = |value: &Value| match value.as_str() {
-        Some(text) => Pattern::target(text, budget, problem),
-        None => Err(problem(&format!("must hold strings, has {}", brief(value)))),
-    };
-    fields.list(name)?.unwrap_or_default().iter().map(target).collect()
+    let no_text = |value: &Value| problem(&format!("must hold strings, has {}", brief(value)));
+    let texts = fields.list(name)?.unwrap_or_default().iter();
+    Patterns::read(texts.map(|value| value.as_str().ok_or_else(|| no_text(value))), budget, problem)
 }

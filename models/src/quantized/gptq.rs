@@ -16,7 +16,7 @@ use super::bits::{Bits, signed_bytes, signed_nibbles};
 use super::config::{bits, expect, group_size, refuse, unsupported};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
-use super::patterns::{Budget, Pattern};
+use super::patterns::{Budget, Expression};
 use super::probe::{Probe, SCALES, scale_dtype};
 use crate::error::Result;
 use crate::json::{Fields, brief};
@@ -28,7 +28,7 @@ pub(super) struct Gptq {
     scheme: Scheme,
     /// Whether zero points are stored less 1.
     version_1: bool,
-    dynamic: Vec<(Pattern, Dynamic)>,
+    dynamic: Vec<(Expression, Dynamic)>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
     of_blocks: Vec<String>,
 }
@@ -184,13 +184,13 @@ impl Gptq {
                 let end = end.escape_debug();
                 Err(probe.problem(format!("`{BLOCKS}` has `{end}`, and it has no qweight")))
             }
-            _ => probe.refuse_beside_floats(&["scales", "qzeros"]),
+            _ => probe.refuse_beside_floats(&["scales", "qzeros", "g_idx"]),
         }
     }
 
     /// What `dynamic` says of a module.
-    fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&Pattern, Dynamic)>> {
-        let mut found: Option<(&Pattern, Dynamic)> = None;
+    fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&str, Dynamic)>> {
+        let mut found: Option<(&str, Dynamic)> = None;
         for (pattern, dynamic) in &self.dynamic {
             if !pattern.matches(probe.module)? {
                 continue;
@@ -198,9 +198,10 @@ impl Gptq {
             match found {
                 // The first in the file would win, and the order in the file is lost.
                 Some((first, other)) if other != *dynamic => {
-                    return Err(probe.problem(format!("`dynamic` has {first} and {pattern} for it, which differ")));
+                    let (first, second) = (first.escape_debug(), pattern.text().escape_debug());
+                    return Err(probe.problem(format!("`dynamic` has `{first}` and `{second}` for it, which differ")));
                 }
-                _ => found = Some((pattern, *dynamic)),
+                _ => found = Some((pattern.text(), *dynamic)),
             }
         }
         Ok(found)
@@ -216,7 +217,8 @@ impl Gptq {
             None => Ok(self.scheme),
             Some((_, Dynamic::As(scheme))) => Ok(scheme),
             Some((pattern, Dynamic::LeftOut)) => {
-                Err(probe.problem(format!("`dynamic` leaves it out with {pattern}, and it has a qweight")))
+                let pattern = pattern.escape_debug();
+                Err(probe.problem(format!("`dynamic` leaves it out with `{pattern}`, and it has a qweight")))
             }
         }
     }
@@ -251,12 +253,12 @@ fn read_dynamic<'a>(
     key: &'a str,
     scheme: Scheme,
     budget: &mut Budget,
-) -> Result<(Pattern, Dynamic)> {
+) -> Result<(Expression, Dynamic)> {
     let problem = |problem: &str| section.problem(key, problem);
     if let Some(regex) = key.strip_prefix("-:") {
-        return Ok((Pattern::expression(regex, budget, problem)?, Dynamic::LeftOut));
+        return Ok((Expression::new(regex, budget, problem)?, Dynamic::LeftOut));
     }
-    let pattern = Pattern::expression(key.strip_prefix("+:").unwrap_or(key), budget, problem)?;
+    let pattern = Expression::new(key.strip_prefix("+:").unwrap_or(key), budget, problem)?;
     let over = section.section(key)?;
     let scheme = match over {
         None => scheme,

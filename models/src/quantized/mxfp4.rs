@@ -50,6 +50,12 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     Ok(Some(StoredModule::new(&probe, parts)?.stacked(experts)))
 }
 
+/// Refuses experts of floats that have scales.
+pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
+    let scales = probe.find_named(format!("{}_scales", probe.module));
+    scales.map_or(Ok(()), |scales| probe.refuse_beside(&scales))
+}
+
 /// The codes in bytes of two, which are whole words, as 16 bytes are 32 of them.
 pub(super) fn codes(bytes: &[u8]) -> Vec<u8> {
     let mut codes = vec![0; bytes.len() * 2];

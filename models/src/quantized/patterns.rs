@@ -1,19 +1,36 @@
 //! Which modules a config means.
 
-use std::fmt;
+use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use fancy_regex::{Assertion, CompileError, Expr, Regex, RegexBuilder};
 
 use crate::error::{Error, Result};
 
-/// A module's name, a regular expression, or a class.
+/// A regular expression, matched from a name's beginning, not to its end, as Python's `re.match` does.
 #[derive(Debug, Clone)]
-pub(super) enum Pattern {
-    /// A class, or the whole name of a module: what has no `re:` in front.
-    Name(String),
-    /// Matched from a name's beginning, not to its end, as Python's `re.match` does.
-    Expression { text: String, regex: Regex },
+pub(super) struct Expression {
+    text: String,
+    regex: Regex,
 }
+
+/// A list of names and expressions.
+///
+/// Of thousands of names those that mean a module are looked up, and not compared with it one by one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Patterns {
+    /// Classes, or whole names of modules: what has no `re:` in front.
+    names: BTreeSet<String>,
+    /// Those of them that have an [`ANY`].
+    with_any: Vec<String>,
+    /// In the order of their texts.
+    expressions: Vec<Expression>,
+}
+
+/// Stands for any text in a name of modules that stay as they are, or for any one name between two dots.
+const ANY: char = '*';
+/// As many has a name at most.
+const MAX_ANY: usize = 16;
 
 /// The class of a module whose weight is quantized. A checkpoint does not say which are tables of embeddings, but by their
 /// names, which are those of few architectures.
@@ -56,18 +73,20 @@ pub(super) enum Match {
     Class,
 }
 
-impl Pattern {
-    /// As compressed-tensors writes targets: expressions after `re:`.
-    pub fn target(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
-        match text.strip_prefix("re:") {
-            Some(regex) => Self::expression(regex, budget, problem),
-            None => Ok(Self::Name(text.to_owned())),
-        }
+impl Budget {
+    /// The bytes that are left behind so many for what is `shown`.
+    fn less(&self, bytes: usize, shown: impl Display, problem: impl Fn(&str) -> Error) -> Result<usize> {
+        let most = MAX_AUTOMATA >> 20;
+        let beyond =
+            || problem(&format!("has `{shown}`, with which the expressions of the config take more than {most} MiB"));
+        self.bytes.checked_sub(bytes).ok_or_else(beyond)
     }
+}
 
+impl Expression {
     /// An expression. What it may take to compile and to match is bounded, and what all of a config take, in memory and in
     /// steps for a name, is by `budget`.
-    pub fn expression(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
+    pub fn new(text: &str, budget: &mut Budget, problem: impl Fn(&str) -> Error) -> Result<Self> {
         let shown = text.escape_debug();
         if text.len() > MAX_SIZE {
             return Err(problem(&format!("has an expression of {} bytes, at most {MAX_SIZE} are read", text.len())));
@@ -95,77 +114,109 @@ impl Pattern {
         let mut builder = RegexBuilder::new(&anchored);
         builder.backtrack_limit(MAX_STEPS);
         for &limit in limits {
-            let Some(left) = budget.bytes.checked_sub(limit) else {
-                let most = MAX_AUTOMATA >> 20;
-                let beyond =
-                    format!("has `{shown}`, with which the expressions of the config take more than {most} MiB");
-                return Err(problem(&beyond));
-            };
+            let left = budget.less(limit, &shown, &problem)?;
             match builder.delegate_size_limit(limit).build() {
                 Err(error) if is_too_large(&error) => continue,
                 built => {
                     budget.bytes = left;
-                    return Ok(Self::Expression { text: text.to_owned(), regex: built.map_err(invalid)? });
+                    return Ok(Self { text: text.to_owned(), regex: built.map_err(invalid)? });
                 }
             }
         }
         Err(problem(&format!("has `{shown}`, which is too large to be matched")))
     }
 
-    /// Whether, and how, it means the module `name`.
-    pub fn matched(&self, name: &str) -> Result<Option<Match>> {
-        Ok(match self {
-            Self::Name(of) if of == name => Some(Match::Name),
-            Self::Name(of) => (of == class(name)).then_some(Match::Class),
-            Self::Expression { regex, text } => {
-                let matches = regex.is_match(name).map_err(|error| Error::Unsupported {
-                    what: format!(
-                        "the expression `{}` for the module `{}` ({error})",
-                        text.escape_debug(),
-                        name.escape_debug()
-                    ),
-                    supported: "expressions that match in few steps".to_owned(),
-                })?;
-                matches.then_some(Match::Expression)
-            }
+    /// Whether it means the module `name`.
+    pub fn matches(&self, name: &str) -> Result<bool> {
+        self.regex.is_match(name).map_err(|error| Error::Unsupported {
+            what: format!(
+                "the expression `{}` for the module `{}` ({error})",
+                self.text.escape_debug(),
+                name.escape_debug()
+            ),
+            supported: "expressions that match in few steps".to_owned(),
         })
     }
 
-    pub fn matches(&self, name: &str) -> Result<bool> {
-        Ok(self.matched(name)?.is_some())
-    }
-
-    /// Whether it leaves out the module `name` where it stands in a list of those that stay as they are: by an
-    /// expression, by the name of the module, of one that it is in, or of its end, or by a whole name with anything for `*`.
-    ///
-    /// Programs that read such lists take names for expressions, or for parts of longer words, too, each in its own way.
-    /// This is what all of them take them for.
-    pub fn leaves_out(&self, name: &str) -> Result<bool> {
-        /// Any one name between two dots.
-        const ANY: &str = "*";
-        let Self::Name(of) = self else { return self.matches(name) };
-        if of.contains(ANY) && glob(of, name) {
-            return Ok(true);
-        }
-        // A dot behind a name says that the name ends there.
-        let of = of.strip_suffix('.').unwrap_or(of);
-        let (of, name): (Vec<&str>, Vec<&str>) = (of.split('.').collect(), name.split('.').collect());
-        let are = |names: &[&str]| names.iter().zip(&of).all(|(name, of)| name == of || *of == ANY);
-        Ok(of.len() <= name.len() && (are(&name[..of.len()]) || are(&name[name.len() - of.len()..])))
-    }
-
-    /// What patterns of one kind are sorted by.
     pub fn text(&self) -> &str {
-        match self {
-            Self::Name(text) | Self::Expression { text, .. } => text,
-        }
+        &self.text
     }
 }
 
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`", self.text().escape_debug())
+impl Patterns {
+    /// What a list says: expressions after `re:`, and names.
+    pub fn read<'a>(
+        texts: impl Iterator<Item = Result<&'a str>>,
+        budget: &mut Budget,
+        problem: impl Fn(&str) -> Error,
+    ) -> Result<Self> {
+        let mut all = Self::default();
+        for text in texts {
+            let text = text?;
+            if let Some(expression) = text.strip_prefix("re:") {
+                all.expressions.push(Expression::new(expression, budget, &problem)?);
+                continue;
+            }
+            if text.contains(ANY) {
+                let (count, len) = (text.matches(ANY).count(), text.len());
+                if count > MAX_ANY || len > MAX_SIZE {
+                    let most = format!("at most {MAX_ANY} in {MAX_SIZE} are matched");
+                    return Err(problem(&format!("has a name of {len} bytes with {count} `{ANY}`, {most}")));
+                }
+                budget.bytes = budget.less(AUTOMATA[0], text.escape_debug(), &problem)?;
+                all.with_any.push(text.to_owned());
+            }
+            all.names.insert(text.to_owned());
+        }
+        all.expressions.sort_by(|a, b| a.text.cmp(&b.text));
+        Ok(all)
     }
+
+    /// What of it means the module `name`, and how. A name wins over an expression, and that over a class; of several
+    /// expressions the first in order of their texts.
+    pub fn matched(&self, name: &str) -> Result<Option<(Match, &str)>> {
+        if let Some(name) = self.names.get(name) {
+            return Ok(Some((Match::Name, name)));
+        }
+        for expression in &self.expressions {
+            if expression.matches(name)? {
+                return Ok(Some((Match::Expression, &expression.text)));
+            }
+        }
+        Ok(self.names.get(class(name)).map(|class| (Match::Class, class.as_str())))
+    }
+
+    /// What of it leaves out the module `name` where it is a list of those that stay as they are: an expression, the name
+    /// of the module, of one that it is in, or of its end, or a whole name with anything for `*`.
+    ///
+    /// Programs that read such lists take names for expressions, or for parts of longer words, too, each in its own way.
+    /// This is what all of them take them for.
+    pub fn leaving_out(&self, name: &str) -> Result<Option<&str>> {
+        let dots = || name.match_indices('.').map(|(at, _)| at);
+        let parts = dots().map(|at| &name[..at]).chain([name]).chain(dots().map(|at| &name[at + 1..]));
+        // A dot behind a name says that the name ends there.
+        let named = |part: &str| self.names.get(part).or_else(|| self.names.get(&format!("{part}.")));
+        if let Some(found) = parts.filter_map(named).next() {
+            return Ok(Some(found));
+        }
+        if let Some(found) = self.with_any.iter().find(|of| glob(of, name) || names_part(of, name)) {
+            return Ok(Some(found));
+        }
+        for expression in &self.expressions {
+            if expression.matches(name)? {
+                return Ok(Some(&expression.text));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether `of`, between whose dots any one name may be meant, is the name of a module that `name` is in, or of its end.
+fn names_part(of: &str, name: &str) -> bool {
+    let of = of.strip_suffix('.').unwrap_or(of);
+    let are = |(of, name): (&str, &str)| of == name || of.chars().eq([ANY]);
+    of.matches('.').count() <= name.matches('.').count()
+        && (of.split('.').zip(name.split('.')).all(are) || of.rsplit('.').zip(name.rsplit('.')).all(are))
 }
 
 /// Whether a name is a pattern's, of which each `*` stands for any text, as shells have it.

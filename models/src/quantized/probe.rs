@@ -51,19 +51,19 @@ impl<'a> Probe<'a> {
 
     /// A tensor by its whole name.
     pub fn find_named(&self, name: String) -> Option<Found<'a>> {
-        let info = self.tensors.info(&name).ok()?;
+        let info = self.tensors.find(&name)?;
         Some(Found { name, dtype: info.dtype, shape: info.shape })
     }
 
     /// Refuses tensors of a quantized weight beside a weight of floats.
     pub fn refuse_beside_floats(&self, parts: &[&str]) -> Result<()> {
-        match parts.iter().find_map(|part| self.find(part)) {
-            None => Ok(()),
-            Some(found) => {
-                let name = found.name.escape_debug();
-                Err(self.problem(format!("its weight is not quantized, and there is `{name}`")))
-            }
-        }
+        parts.iter().find_map(|part| self.find(part)).map_or(Ok(()), |found| self.refuse_beside(&found))
+    }
+
+    /// The same of one that was found.
+    pub fn refuse_beside(&self, found: &Found<'_>) -> Result<()> {
+        let name = found.name.escape_debug();
+        Err(self.problem(format!("its weight is not quantized, and there is `{name}`")))
     }
 
     /// A tensor of the module, of one of these dtypes.

@@ -683,6 +683,7 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     refused(&nf4, &changed("0.5", "\"x\""), &["nested_offset"]);
     refused(&nf4, &changed("0.5", "1e39"), &["m.weight.quant_state", "nested_offset", "more than f32 has"]);
     refused(&nf4, &changed("{", "["), &["quant_state"]);
+    refused(&nf4, &changed("{", "{\"quant_type\": \"fp4\", "), &["quant_state", "quant_type", "fp4"]);
     for missing in ["m.weight.quant_map", "m.weight.absmax", "m.weight.nested_absmax", "m.weight.nested_quant_map"] {
         let tensors: Vec<Made> = of(state, true).into_iter().filter(|made| made.0 != missing).collect();
         refused(&nf4, &tensors, &[missing]);

@@ -17,7 +17,6 @@ use sinew::prelude::*;
 const F32_TOLERANCE: f64 = 2e-4;
 const RMS_FACTOR: f64 = 1.0;
 const MAX_FACTOR: f64 = 1.5;
-const MAX_FACTOR_QUANTIZED_F16: f64 = 2.0;
 
 /// What came of one comparison.
 #[derive(Debug, Clone, PartialEq)]
@@ -156,33 +155,17 @@ pub fn in_f32(ctx: &Arc<Context>, folder: &Path) -> Result<Comparison, Box<dyn E
     Ok(Comparison { fixture: name(folder), dtype: DType::F32, measured: vec![("largest", relative, F32_TOLERANCE)] })
 }
 
-/// Compares a fixture with its weights as they are stored, if that is in 16 bits.
+/// Compares a fixture with its weights as they are stored, if that is in 16 bits or quantized. What quantized ones stand
+/// for is multiplied as it is, while the expected values are of what the format's own code rounds it to.
 ///
 /// # Errors
 /// A fixture that does not load or run.
 pub fn in_16_bits(ctx: &Arc<Context>, folder: &Path) -> Result<Option<Comparison>, Box<dyn Error>> {
-    as_stored(ctx, folder, |_| MAX_FACTOR)
-}
-
-/// The same of a fixture with quantized weights. What they stand for is multiplied as it is, while the expected values
-/// are of what the format's own code rounds it to: in f16 the largest error may be that much larger.
-///
-/// # Errors
-/// A fixture that does not load or run.
-pub fn quantized(ctx: &Arc<Context>, folder: &Path) -> Result<Option<Comparison>, Box<dyn Error>> {
-    as_stored(ctx, folder, |dtype| if dtype == DType::F16 { MAX_FACTOR_QUANTIZED_F16 } else { MAX_FACTOR })
-}
-
-fn as_stored(
-    ctx: &Arc<Context>,
-    folder: &Path,
-    max_factor: impl Fn(DType) -> f64,
-) -> Result<Option<Comparison>, Box<dyn Error>> {
     let expected = Expectation::read(folder)?;
     let Some((rms_allowed, max_allowed)) = expected.sixteen_bit_errors else { return Ok(None) };
     let dtype = main_dtype(&Tensors::open(folder, Load::Mmap)?)?;
     let (rms, largest) = errors(&run(ctx, folder, &expected.tokens, None)?, &expected.values)?;
-    let measured = vec![("rms", rms / rms_allowed, RMS_FACTOR), ("max", largest / max_allowed, max_factor(dtype))];
+    let measured = vec![("rms", rms / rms_allowed, RMS_FACTOR), ("max", largest / max_allowed, MAX_FACTOR)];
     Ok(Some(Comparison { fixture: name(folder), dtype, measured }))
 }
 

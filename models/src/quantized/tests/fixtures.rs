@@ -21,7 +21,7 @@ const FIXTURES: [&str; 24] = [
     "gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers",
     "gptq_4bit_g32_asym_gpt2_f16",
     "gptq_4bit_one_group_zero_biases_llama_f16",
-    "gptq_8bit_g64_qwen2_f16",
+    "gptq_8bit_g64_qwen2_f16_2layers",
     "gptq_v2_4bit_g32_asym_untied_llama_f16",
     "modelopt_fp8_qwen2_bf16",
     "mxfp4_llama_bf16",
@@ -126,7 +126,7 @@ fn fixtures_are_packed_in_the_blocks_that_they_have() {
     let cases = [
         ("gptq_4bit_g128_llama_f16", blocks(Int4, 128, DType::F16, false)),
         ("gptq_4bit_one_group_zero_biases_llama_f16", blocks(Int4, 128, DType::F16, false)),
-        ("gptq_8bit_g64_qwen2_f16", blocks(Int8, 64, DType::F16, false)),
+        ("gptq_8bit_g64_qwen2_f16_2layers", blocks(Int8, 64, DType::F16, false)),
         ("gptq_v2_4bit_g32_asym_untied_llama_f16", blocks(Int4, 32, DType::F16, true)),
         ("gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers", blocks(Int4, 32, DType::F16, true)),
         ("awq_g128_qwen2_f16", blocks(Int4, 128, DType::F16, true)),
@@ -153,7 +153,7 @@ fn biases_of_zeros_are_spare_and_others_are_not() {
     // Bytes that are no floats.
     let words = checkpoint(&[i32s("m.bias", &[1], &[0])]);
     assert!(!zeros.quantization.is_spare(&words, "m.bias"));
-    let others = Fixture::open("gptq_8bit_g64_qwen2_f16");
+    let others = Fixture::open("gptq_8bit_g64_qwen2_f16_2layers");
     assert!(!others.quantization.is_spare(&others.stored, "model.layers.0.self_attn.q_proj.bias"));
     assert!(!others.quantization.is_spare(&others.stored, "model.norm.weight"));
     let modelopt = Fixture::open("modelopt_fp8_qwen2_bf16");

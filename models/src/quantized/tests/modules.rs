@@ -72,8 +72,16 @@ fn what_a_config_leaves_out_stays_and_is_refused_where_it_is_quantized() {
 
 #[test]
 fn floats_beside_parts_of_a_quantized_weight_are_refused() {
-    for (method, part) in [("gptq", "scales"), ("gptq", "qzeros"), ("awq", "scales"), ("awq", "qzeros")] {
-        let config = json!({ "quant_method": method, "bits": 4, "group_size": 128 });
+    for (method, part) in [
+        ("gptq", "scales"),
+        ("gptq", "qzeros"),
+        ("gptq", "g_idx"),
+        ("awq", "scales"),
+        ("awq", "qzeros"),
+        ("bitsandbytes", "weight.absmax"),
+        ("bitsandbytes", "weight.quant_map"),
+    ] {
+        let config = json!({ "quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": true });
         let check = |module: &str, of: &str| {
             let name = |end: &str| format!("{module}.{end}").leak() as &'static str;
             let stored = checkpoint(&[f16s(name("weight"), &[2, 4], &[1.0; 8]), f16s(name(of), &[1, 2], &[1.0; 2])]);
@@ -84,6 +92,10 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
         check("model.layers.1.mlp.up_proj", "bias").expect("no part of a quantized weight");
         check("lm_head", part).expect("of no layer");
     }
+    let name = "model.layers.1.mlp.experts.down_proj";
+    let stored = checkpoint(&[f16s(name, &[1, 2, 4], &[1.0; 8]), f16s(format!("{name}_scales").leak(), &[1], &[1.0])]);
+    let error = quantization(json!({ "quant_method": "mxfp4" })).expect("known").check_floats(&stored, name);
+    assert!(error.expect_err("refused").to_string().contains("down_proj_scales"));
 }
 
 #[test]
@@ -290,4 +302,22 @@ fn expressions_of_a_config_share_what_they_may_take() {
     gptq(json!(lists), json!({})).expect("they fit");
     gptq(json!([]), json!(keys)).expect("they fit");
     assert!(gptq(json!(lists), json!(keys)).expect_err("too many").to_string().contains("more than 16 MiB"));
+}
+
+#[test]
+fn thousands_of_names_cost_little_and_those_with_any_are_few_and_short() {
+    let of = |names: Vec<String>| quantization(json!({ "quant_method": "fp8", "modules_to_not_convert": names }));
+    let refused = |names: Vec<String>, words: &str| {
+        let error = of(names).expect_err("too many").to_string();
+        assert!(error.contains("modules_to_not_convert") && error.contains(words), "{error}");
+    };
+    let many = |end: &str, count: usize| (0..count).map(|i| format!("model.layers.{i}{end}")).collect::<Vec<_>>();
+    let patterns = of(many(".mlp", 50_000)).expect("looked up").left_out;
+    let left_out = |name: &str| patterns.iter().any(|(_, of)| of.leaving_out(name).expect("no steps").is_some());
+    assert!(left_out("model.layers.7.mlp.up_proj") && !left_out("model.layers.7.self_attn.q_proj"));
+    of(many(".*", 1000)).expect("some");
+    refused(many(".*", 5000), "more than 16 MiB");
+    of(vec!["*".repeat(16)]).expect("as many as a name has");
+    refused(vec!["*".repeat(17)], "17 `*`");
+    refused(vec![format!("*{}", "x".repeat(4096))], "4097 bytes");
 }
