@@ -419,6 +419,55 @@ fn tensors_that_may_change_a_quantized_module() {
     refused("a scale of inputs", &["plan", folder.path().to_str().expect("the path is UTF-8")], &[name]);
 }
 
+/// As many experts as the largest published models have, each found at once and told from what is not there.
+#[test]
+fn the_last_of_many_quantized_experts_has_no_scale() {
+    const LAYERS: usize = 48;
+    const EXPERTS: usize = 128;
+    let folder = copy(DECODER);
+    let config = json!({
+        "model_type": "qwen3_moe", "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
+        "num_experts": EXPERTS, "num_experts_per_tok": 8, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "vocab_size": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": true, "max_position_embeddings": 128,
+        "quantization_config": { "quant_method": "fp8", "weight_block_size": [128, 128] },
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).expect("written");
+    let layer = |i: usize| format!("model.layers.{i}");
+    let last = format!("{}.mlp.experts.{}.down_proj", layer(LAYERS - 1), EXPERTS - 1);
+    with_tensors(folder.path(), |all| {
+        all.clear();
+        let mut plain = |name: String, shape: &[usize]| {
+            all.insert(
+                format!("{name}.weight"),
+                (Dtype::BF16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]),
+            );
+        };
+        plain("model.embed_tokens".to_owned(), &[64, 16]);
+        plain("model.norm".to_owned(), &[16]);
+        for i in 0..LAYERS {
+            for norm in ["self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm"] {
+                plain(format!("{}.{norm}", layer(i)), &[16]);
+            }
+            plain(format!("{}.mlp.gate", layer(i)), &[EXPERTS, 16]);
+        }
+        for i in 0..LAYERS {
+            let of_expert = |e: usize| ["gate", "up", "down"].map(|name| format!("mlp.experts.{e}.{name}_proj"));
+            let attention = ["q", "k", "v", "o"].map(|name| format!("self_attn.{name}_proj"));
+            for module in (0..EXPERTS).flat_map(of_expert).chain(attention) {
+                let name = format!("{}.{module}", layer(i));
+                all.insert(format!("{name}.weight"), (Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
+                all.insert(format!("{name}.weight_scale_inv"), (Dtype::F32, vec![1, 1], 1f32.to_le_bytes().to_vec()));
+            }
+        }
+        all.remove(&format!("{last}.weight_scale_inv")).expect("it was there");
+    });
+    let words = [last.as_str(), "weight_scale"];
+    refused_by("no scale", folder.path(), &[&["inspect"], LOGITS], &words);
+    refused("no scale", &["plan", folder.path().to_str().expect("the path is UTF-8")], &words);
+}
+
 type Damage = fn(&Path);
 
 #[test]

@@ -671,6 +671,13 @@ fn what_a_killed_run_has_left_in_a_model_is_named() {
     let other = output.path().join("other").into_os_string().into_string().expect("UTF-8");
     let written = quantize(&other);
     assert!(written.status.success() && !String::from_utf8_lossy(&written.stderr).contains("unfinished"));
+    // Beside a new output, too.
+    let third = output.path().join("third");
+    fs::create_dir(output.path().join(".third.0.unfinished")).expect("a folder");
+    let written = quantize(third.to_str().expect("UTF-8"));
+    let warning = String::from_utf8_lossy(&written.stderr).into_owned();
+    assert!(written.status.success() && third.join("config.json").is_file());
+    assert!([to, ".third.0.unfinished", "can be removed"].iter().all(|word| warning.contains(word)), "{warning}");
 }
 
 #[test]

@@ -104,6 +104,8 @@ pub(super) struct Unfinished {
     output: PathBuf,
     /// Whether `output` is there: it may be one that cannot be replaced, as where something is mounted.
     is_inside: bool,
+    /// What other runs have left beside it, or are at work on.
+    others: Vec<OsString>,
 }
 
 impl Unfinished {
@@ -112,20 +114,20 @@ impl Unfinished {
         let is_inside = output.is_dir();
         let name = output.file_name().unwrap_or_default().to_string_lossy();
         let start = &name[..name.floor_char_boundary(MAX_START)];
-        let mut count = 0;
+        let mut others = Vec::new();
         // Those of other runs stay: they may be at work.
         let path = loop {
-            let name = format!(".{start}.{count}{UNFINISHED}");
-            let path = if is_inside { output.join(name) } else { output.with_file_name(name) };
+            let name = format!(".{start}.{}{UNFINISHED}", others.len());
+            let path = if is_inside { output.join(&name) } else { output.with_file_name(&name) };
             match fs::create_dir(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => count += 1,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => others.push(name.into()),
                 created => {
                     let what = if is_inside { "write to" } else { "create" };
                     break created.map(|()| path).map_err(|e| Error::io(what, &output, e))?;
                 }
             }
         };
-        Ok(Self { path, output, is_inside })
+        Ok(Self { path, output, is_inside, others })
     }
 
     pub fn path_of(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -159,7 +161,7 @@ impl Unfinished {
 
     /// Gives it its name, or what is in it a place in the folder that has the name.
     pub fn complete(self) -> Result<()> {
-        let Self { path, output, is_inside } = &self;
+        let Self { path, output, is_inside, others } = &self;
         sync_folders(path)?;
         let rename = &mut |from: &Path, to: &Path| fs::rename(from, to);
         if *is_inside {
@@ -176,7 +178,11 @@ impl Unfinished {
         let beside = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let renamed = rename(path, output);
         let kept = renamed.and_then(|()| sync_folder(beside).inspect_err(|_| drop(rename(output, path))));
-        kept.map_err(|e| Error::io("create", output, e))
+        kept.map_err(|e| Error::io("create", output, e))?;
+        if !others.is_empty() {
+            tracing::warn!("{} has {}", beside.display(), left_behind(others));
+        }
+        Ok(())
     }
 }
 
