@@ -11,8 +11,8 @@ mod python;
 
 use serde_json::{Map, Value};
 
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
-use crate::folder::documents::{Documents, FileName};
 use crate::json::{Fields, brief};
 
 /// The largest published templates have some 40 KiB.

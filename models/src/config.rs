@@ -4,8 +4,8 @@
 //! so that a layer asks the description and never the name of the model. The names are those of `config.json`.
 //! What is not implemented is refused here, before anything large is read.
 
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
-use crate::folder::documents::{Documents, FileName};
 use crate::json::Fields;
 
 mod decoder;

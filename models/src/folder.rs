@@ -1,13 +1,10 @@
 //! The folder of a model: what stands beside its weights, each file read when it is first asked for, and once.
 
-pub(crate) mod documents;
-
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use self::documents::FileName;
-use self::documents::{Documents, once};
 use crate::checkpoint::Checkpoint;
+use crate::documents::{Documents, FileName, once};
 use crate::error::Result;
 use crate::pooling::EmbeddingConfig;
 use crate::quantized::Quantization;

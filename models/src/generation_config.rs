@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::answering::GenerateOptions;
 use crate::config::fields::known_tokens;
+use crate::documents::{Documents, FileName};
 use crate::error::Result;
-use crate::folder::documents::{Documents, FileName};
 use crate::json::{self, Fields, as_count, brief};
 use crate::sampling::SamplingParams;
 

@@ -11,9 +11,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result, one_line};
 use crate::files;
-use crate::folder::documents::{Documents, FileName};
 use crate::pooling;
 use crate::tensors::{self, SINGLE};
 

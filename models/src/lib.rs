@@ -25,6 +25,10 @@
 //! | [`pooling`] | what follows the model in an embedding model: pooling, normalisation, prompts |
 //! | [`language`], [`embed`] | generation and embeddings |
 //! | [`engine`] | many requests at once, in steps that they share |
+//!
+//! Behind these, for nobody else: `steps` of a decoder (prompts in chunks, a token of each sequence), `answering` (from a token to
+//! an event), `activations` and `limits` of steps, `documents` (the files beside the weights, of which `files` reads the
+//! bytes and `json` the fields), `nearest` names.
 
 pub mod architectures;
 pub mod cache;
@@ -55,6 +59,7 @@ pub mod tokenizer;
 
 mod activations;
 mod answering;
+mod documents;
 mod files;
 mod json;
 mod limits;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::folder::documents::{Documents, FileName};
 use crate::json::{self, Fields, brief};
 
 const MODULES: &str = FileName::Modules.as_str();

@@ -8,7 +8,7 @@ use sinew_ops::layers::{Compute, Encoding, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use crate::checkpoint::Checkpoint;
-use crate::quantized::StoredModule;
+use crate::quantized::{self, StoredModule};
 use crate::tensors::floats::{float, packed_as};
 use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
@@ -300,9 +300,7 @@ fn first_module<T>(
     if checkpoint.quantization().is_none() || ctx.kept_blocks().next().is_none() {
         return Ok(None);
     }
-    // MXFP4 names tensors by the module and an end without a dot.
-    let names = checkpoint.names();
-    for module in names.filter_map(|name| name.strip_suffix("_blocks").or_else(|| Some(name.rsplit_once('.')?.0))) {
+    for module in checkpoint.names().filter_map(quantized::may_be_of) {
         if let Some(found) = checkpoint.module(module)?.as_ref().and_then(&found) {
             return Ok(Some(found));
         }
@@ -327,21 +325,8 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 /// # Errors
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
-    /// Scales, zero points and tables of quantized weights, which say nothing of the model's dtype, and may be more
-    /// than the floats that do.
-    const OF_CODES: [&str; 8] = [
-        ".scales",
-        ".weight_scale",
-        ".weight_scale_inv",
-        ".weight_zero_point",
-        ".absmax",
-        ".quant_map",
-        ".nested_absmax",
-        ".nested_quant_map",
-    ];
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    let floats = tensors.infos().filter(|(name, _)| !OF_CODES.iter().any(|end| name.ends_with(end)));
-    for (_, info) in floats {
+    for (_, info) in tensors.infos().filter(|(name, _)| !quantized::is_of_codes(name)) {
         // Position ids and the like are none.
         let Some(dtype) = float(info.dtype).map(packed_as) else { continue };
         counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);

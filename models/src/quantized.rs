@@ -11,12 +11,13 @@
 //! | `mxfp4` | the experts of gpt-oss |
 //! | `bitsandbytes` | NF4, with scales that are quantized again or not |
 //! | `probe`, `module` | what the tensors of a module are, checked |
-//! | `layout` | how codes, scales and zero points lie in their tensors, and how rows of each are read |
+//! | `layout` | how codes, scales and zero points lie in their tensors, and how rows of each are read; below all formats |
 //! | `bits` | words of the integers that it has |
 //! | `columns` | columns of a module, and rows of them as they are packed |
 //!
 //! To add a format is to write its file, what its config says and which tensors it has, to name it in `Method` and
-//! wherever that is matched, and in `METHODS`, and to add to `layout` what lies in no way that is there.
+//! wherever that is matched, in `METHODS` and, if it has floats beside its codes, in `is_of_codes`, and to add to `layout`
+//! what lies in no way that is there.
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -40,10 +41,10 @@ use self::awq::Awq;
 pub(crate) use self::bits::Bits;
 pub(crate) use self::columns::ModuleColumns;
 use self::compressed::Compressed;
-pub(crate) use self::compressed::{words_of_codes, words_of_zeros};
 use self::config::{patterns, unsupported};
 use self::fp8::Fp8;
 use self::gptq::Gptq;
+pub(crate) use self::layout::{words_of_codes, words_of_zeros};
 pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
 use self::patterns::{Budget, Patterns};
@@ -275,6 +276,28 @@ impl Quantization {
 pub(crate) fn module_of(tensor: &str, is_meant: impl Fn(&str) -> bool) -> Option<(&str, &str)> {
     let modules = tensor.match_indices('.').map(|(dot, _)| (&tensor[..dot], &tensor[dot + 1..]));
     modules.filter(|(module, _)| is_meant(module)).last()
+}
+
+/// The module that a tensor is of, if it is one of a quantized module.
+pub(crate) fn may_be_of(tensor: &str) -> Option<&str> {
+    // MXFP4 names tensors by the module and an end without a dot.
+    tensor.strip_suffix("_blocks").or_else(|| Some(tensor.rsplit_once('.')?.0))
+}
+
+/// Whether a tensor by its name holds scales, zero points or tables of quantized weights, which say nothing of the model's
+/// dtype, and may be more than the floats that do.
+pub(crate) fn is_of_codes(tensor: &str) -> bool {
+    const ENDS: [&str; 8] = [
+        ".scales",
+        ".weight_scale",
+        ".weight_scale_inv",
+        ".weight_zero_point",
+        ".absmax",
+        ".quant_map",
+        ".nested_absmax",
+        ".nested_quant_map",
+    ];
+    ENDS.iter().any(|end| tensor.ends_with(end))
 }
 
 /// Whether a module's tensor with this end of its name says how activations, or keys and values in a cache, are rounded:

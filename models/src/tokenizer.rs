@@ -12,8 +12,8 @@ use std::sync::Once;
 
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
-use crate::folder::documents::{Documents, FileName};
 use crate::json::{Fields, as_count, brief};
 use config::Declared;
 use file::TokenizerFile;

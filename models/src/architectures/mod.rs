@@ -3,8 +3,8 @@
 //! To add one is to write such a file and a line here.
 
 use crate::config::ModelConfig;
+use crate::documents::FileName;
 use crate::error::{Error, Result};
-use crate::folder::FileName;
 use crate::json::{self, Fields};
 use crate::quantized::Quantization;
 

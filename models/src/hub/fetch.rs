@@ -14,8 +14,8 @@ use ureq::http::{Response, StatusCode};
 
 use super::download::{Blob, CONNECT, Download, SILENCE};
 use super::{CONFIG, Hub, Id, Progress, Repository, SINGLE, Snapshot, is_hash, variables};
+use crate::documents::FileName;
 use crate::error::{Error, Result, one_line};
-use crate::folder::documents::FileName;
 use crate::tensors::INDEX;
 
 /// Of what a revision holds. Repositories with tens of thousands of files exist.

@@ -9,8 +9,8 @@ use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
+use crate::documents::FileName;
 use crate::error::count_of;
-use crate::folder::documents::FileName;
 use crate::load::{Plan, Sizes};
 use crate::plan::passes;
 use crate::plan::room::{most_that_fits, refuse_beyond_memory};

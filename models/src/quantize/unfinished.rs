@@ -8,9 +8,10 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::documents::FileName;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::folder::{FileName, Folder};
+use crate::folder::Folder;
 
 /// Ends of the names of what is copied: configs, tokenizers, chat templates, and the code of models that bring theirs.
 /// Weights in other forms are not.

@@ -21,17 +21,6 @@ use crate::json::{Fields, as_count};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{float, widened};
 
-impl Nested {
-    /// The scales of so many bytes from number `first` on, as f32.
-    pub fn scales(&self, bytes: &[u8], first: usize) -> Vec<u8> {
-        let scale = |(at, &byte): (usize, &u8)| {
-            let of_block = self.scales[(first + at) / self.block];
-            (self.map[usize::from(byte)] * of_block + self.offset).to_le_bytes()
-        };
-        bytes.iter().enumerate().flat_map(scale).collect()
-    }
-}
-
 /// Refuses the configs of others than NF4.
 pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     if fields.flag("load_in_8bit")? == Some(true) {
@@ -150,9 +139,4 @@ fn floats(probe: &Probe<'_>, tensor: &str, count: usize) -> Result<Box<[f32]>> {
     let found = probe.tensor(tensor, &[Dtype::F32])?;
     probe.check_shape(&found, &[count])?;
     Ok(widened(&probe.tensors.tensor(&found.name)?.bytes, DType::F32).into())
-}
-
-/// Rows of codes, of bytes of two, the earlier in the high bits.
-pub(super) fn codes(bytes: &[u8]) -> Vec<u8> {
-    bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]).collect()
 }

@@ -15,7 +15,7 @@ use safetensors::Dtype;
 use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
-use super::bits::{Bits, signed_bytes, signed_nibbles, words};
+use super::bits::Bits;
 use super::config::{MAX_BITS, block_size, expect, group_size, patterns, refuse, unsupported};
 use super::fp8::{self, ScaleOf};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
@@ -357,77 +357,5 @@ fn packed_shape(probe: &Probe<'_>, codes: &Found<'_>, bits: Bits, others: &mut V
             let name = shape.name.escape_debug();
             Err(probe.problem(format!("`{name}` holds {said:?}, which does not fit [{n}, {words}] words")))
         }
-    }
-}
-
-/// Codes `[rows, k]` of words `[rows, ⌈k / n⌉]`.
-pub(super) fn codes(words: &[u8], bits: Bits, k: usize) -> Vec<u8> {
-    match bits {
-        Bits::Four => unpacked(words, k, |word| signed_nibbles(word).to_le_bytes()),
-        Bits::Eight => unpacked(words, k, signed_bytes),
-    }
-}
-
-fn unpacked<const N: usize>(packed: &[u8], k: usize, unpack: impl Fn(u32) -> [u8; N]) -> Vec<u8> {
-    let line = k.div_ceil(N) * 4;
-    let mut codes = vec![0; packed.len() / line * k];
-    for (packed, row) in packed.chunks_exact(line).zip(codes.chunks_exact_mut(k)) {
-        let (whole, rest) = row.as_chunks_mut::<N>();
-        for (word, codes) in words(packed).zip(&mut *whole) {
-            *codes = unpack(word);
-        }
-        if let Some(last) = words(&packed[whole.len() * 4..]).next() {
-            rest.copy_from_slice(&unpack(last)[..rest.len()]);
-        }
-    }
-    codes
-}
-
-/// Words `[rows, ⌈k / n⌉]` of codes `[rows, k]`, instead of what `words` holds: what [`codes`] takes apart.
-pub(crate) fn words_of_codes(codes: &[u8], bits: Bits, k: usize, words: &mut Vec<u8>) {
-    words.clear();
-    words.reserve(codes.len() / k.max(1) * k.div_ceil(bits.per_word()) * 4);
-    for row in codes.chunks_exact(k.max(1)) {
-        for codes in row.chunks(bits.per_word()) {
-            words.extend(bits.packed(codes.iter().map(|&code| code as i8)).to_le_bytes());
-        }
-    }
-}
-
-/// Words `[⌈rows / n⌉, groups]` of zero points `[rows, groups]`, packed along the rows, instead of what `words` holds.
-pub(crate) fn words_of_zeros(zeros: &[i8], bits: Bits, groups: usize, words: &mut Vec<u8>) {
-    words.clear();
-    for rows in zeros.chunks(bits.per_word() * groups.max(1)) {
-        for group in 0..groups {
-            let column = rows.chunks_exact(groups).map(|row| row[group]);
-            words.extend(bits.packed(column).to_le_bytes());
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_of_codes_are_taken_apart_to_the_same_codes() {
-        for (bits, middle) in [(Bits::Four, 8), (Bits::Eight, 128)] {
-            for k in [1, 7, 8, 30, 32] {
-                let given: Vec<u8> =
-                    (0..3 * k).map(|i| ((i * 37 % (2 * middle)) as i16 - middle as i16) as u8).collect();
-                let mut words = vec![1, 2, 3];
-                words_of_codes(&given, bits, k, &mut words);
-                assert_eq!(words.len(), 3 * k.div_ceil(bits.per_word()) * 4);
-                assert_eq!(codes(&words, bits, k), given, "{bits:?}, rows of {k}");
-            }
-        }
-        let mut words = Vec::new();
-        words_of_codes(&[0xf8, 0x07, 0xff, 0x00], Bits::Four, 4, &mut words);
-        assert_eq!(words, 0x87f0u32.to_le_bytes());
-        // Five rows of two groups: the rows of a group are in one word.
-        words_of_zeros(&[-8, 7, -7, 6, -6, 5, -5, 4, -4, 3], Bits::Four, 2, &mut words);
-        assert_eq!(words, [0x43210u32.to_le_bytes(), 0xbcdefu32.to_le_bytes()].concat());
-        words_of_zeros(&[-128, -127, 0, 1, 127], Bits::Eight, 1, &mut words);
-        assert_eq!(words, [0x81800100u32.to_le_bytes(), 0xffu32.to_le_bytes()].concat());
     }
 }

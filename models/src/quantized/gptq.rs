@@ -8,11 +8,9 @@
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
 //! point to the next where one is 0, so that it must be added to whole words again.
 
-use std::ops::Range;
-
 use safetensors::Dtype;
 
-use super::bits::{Bits, signed_bytes, signed_nibbles};
+use super::bits::Bits;
 use super::config::{bits, expect, group_size, refuse, unsupported};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
@@ -269,40 +267,4 @@ fn read_dynamic<'a>(
         },
     };
     Ok((pattern, Dynamic::As(scheme)))
-}
-
-/// Rows of codes `[rows, k]`, of words `[k / n, outputs]`.
-pub(super) fn codes(words: &[u8], bits: Bits, outputs: usize, rows: Range<usize>) -> Vec<u8> {
-    match bits {
-        Bits::Four => transposed(words, outputs, rows, |word| signed_nibbles(word).to_le_bytes()),
-        Bits::Eight => transposed(words, outputs, rows, signed_bytes),
-    }
-}
-
-/// Words `[words, outputs]` of `N` codes each as rows `[rows, words · N]` of codes.
-fn transposed<const N: usize>(
-    words: &[u8],
-    outputs: usize,
-    rows: Range<usize>,
-    unpack: impl Fn(u32) -> [u8; N],
-) -> Vec<u8> {
-    /// The words of so many outputs are a line of the cache.
-    const OUTPUTS: usize = 16;
-    /// So many lines of theirs are held there until each has been read for all of these outputs.
-    const DEEP: usize = 16;
-    let line = outputs * 4;
-    let k = words.len() / line * N;
-    let mut codes = vec![0; rows.len() * k];
-    for (tile, codes) in codes.chunks_mut(OUTPUTS * k).enumerate() {
-        let first = rows.start + tile * OUTPUTS;
-        for (deep, lines) in words.chunks(DEEP * line).enumerate() {
-            for (output, row) in (first..).zip(codes.chunks_exact_mut(k)) {
-                let row = row[deep * DEEP * N..].as_chunks_mut::<N>().0;
-                for (line, codes) in lines.chunks_exact(line).zip(row) {
-                    *codes = unpack(line.as_chunks().0.get(output).map_or(0, |&word| u32::from_le_bytes(word)));
-                }
-            }
-        }
-    }
-    codes
 }

@@ -6,10 +6,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use half::bf16;
+
+pub use self::codes::{words_of_codes, words_of_zeros};
 use super::bits::{Bits, words};
-use super::{awq, bitsandbytes, compressed, gptq, mxfp4};
 use crate::error::Result;
 use crate::tensors::Tensors;
+
+mod codes;
 
 /// A tensor and how what it holds is laid out.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +61,17 @@ pub(super) struct Nested {
     pub scales: Box<[f32]>,
     pub block: usize,
     pub offset: f32,
+}
+
+impl Nested {
+    /// The scales of so many bytes from number `first` on, as f32.
+    fn scales(&self, bytes: &[u8], first: usize) -> Vec<u8> {
+        let scale = |(at, &byte): (usize, &u8)| {
+            let of_block = self.scales[(first + at) / self.block];
+            (self.map[usize::from(byte)] * of_block + self.offset).to_le_bytes()
+        };
+        bytes.iter().enumerate().flat_map(scale).collect()
+    }
 }
 
 /// Where zero points are.
@@ -163,12 +178,12 @@ impl CodesLayout {
             span.slice(rows.start * row_bytes..rows.end * row_bytes)
         };
         Ok(match self {
-            Self::WordsOfK(bits) => gptq::codes(&span.bytes, bits, n, rows),
-            Self::WordsOfN => awq::codes(&span.bytes, [n, columns], rows),
-            Self::RowsOfWords(bits) => compressed::codes(&slice()?, bits, columns),
+            Self::WordsOfK(bits) => codes::of_words_of_k(&span.bytes, bits, n, rows),
+            Self::WordsOfN => codes::of_words_of_n(&span.bytes, [n, columns], rows),
+            Self::RowsOfWords(bits) => codes::of_rows_of_words(&slice()?, bits, columns),
             Self::Bytes => slice()?.into_owned(),
-            Self::Nibbles => mxfp4::codes(&slice()?),
-            Self::HighNibbles => bitsandbytes::codes(&slice()?),
+            Self::Nibbles => codes::of_nibbles(&slice()?),
+            Self::HighNibbles => codes::of_high_nibbles(&slice()?),
         })
     }
 }
@@ -192,7 +207,7 @@ impl ScalesLayout {
             Self::Rows(shared) => span.rows(rows, *shared, groups * size)?,
             Self::Exponents(shared) => {
                 let exponents = span.rows(rows, *shared, groups)?;
-                exponents.iter().flat_map(|&exponent| mxfp4::power(exponent).to_le_bytes()).collect()
+                exponents.iter().flat_map(|&exponent| power(exponent).to_le_bytes()).collect()
             }
             Self::Nested(nested) => {
                 let first = rows.start * groups;
@@ -233,7 +248,7 @@ impl ZerosLayout {
         };
         match self {
             Self::Words(bits, added) => of_lines(bits, added, [0, 1, 2, 3, 4, 5, 6, 7]),
-            Self::Interleaved => of_lines(Bits::Four, 0, awq::OUTPUT_OF_NIBBLE),
+            Self::Interleaved => of_lines(Bits::Four, 0, codes::OUTPUT_OF_NIBBLE),
             Self::WordsOfRows(bits) => {
                 let Range { start, end } = words_of(bits);
                 let bytes = span.slice(start * groups * 4..end * groups * 4)?;
@@ -269,4 +284,13 @@ fn columns<T: Copy>(values: &[T], n: usize, rows: Range<usize>, groups: usize) -
         all.extend(values.chunks_exact(n).map(|group| group[row]));
     }
     all
+}
+
+/// 2^(exponent − 127), of which 2^-127 is subnormal in bf16; 255 is NaN.
+pub(super) fn power(exponent: u8) -> bf16 {
+    match exponent {
+        0 => bf16::from_bits(0x0040),
+        255 => bf16::NAN,
+        _ => bf16::from_bits(u16::from(exponent) << 7),
+    }
 }

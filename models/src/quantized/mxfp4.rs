@@ -4,11 +4,9 @@
 //! `m_scales` U8 `[experts, out, in / 32]`: `w = value · 2^(scale − 127)` in bf16 (transformers'
 //! `convert_moe_packed_tensors`, whose result is transposed). All experts are one module of `experts · out` rows.
 
-use half::bf16;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
-use super::bits::{nibbles, words};
 use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
@@ -54,22 +52,4 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
 pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
     let scales = probe.find_named(format!("{}_scales", probe.module));
     scales.map_or(Ok(()), |scales| probe.refuse_beside(&scales))
-}
-
-/// The codes in bytes of two, which are whole words, as 16 bytes are 32 of them.
-pub(super) fn codes(bytes: &[u8]) -> Vec<u8> {
-    let mut codes = vec![0; bytes.len() * 2];
-    for (word, codes) in words(bytes).zip(codes.as_chunks_mut::<8>().0) {
-        *codes = nibbles(word).to_le_bytes();
-    }
-    codes
-}
-
-/// 2^(exponent − 127), of which 2^-127 is subnormal in bf16; 255 is NaN.
-pub(super) fn power(exponent: u8) -> bf16 {
-    match exponent {
-        0 => bf16::from_bits(0x0040),
-        255 => bf16::NAN,
-        _ => bf16::from_bits(u16::from(exponent) << 7),
-    }
 }

@@ -104,7 +104,7 @@ impl Documents {
 }
 
 /// What `cell` holds, which is read if it holds nothing yet. Of two threads that both read, the first to end is right.
-pub(super) fn once<T>(cell: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
+pub(crate) fn once<T>(cell: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
     match cell.get() {
         Some(value) => Ok(value),
         None => {
