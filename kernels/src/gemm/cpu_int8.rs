@@ -173,7 +173,7 @@ impl<D: Dots, const N: usize, const R: usize, const H: usize> Products<R, H> for
     const LEFT: Left = Left::Quads;
     const STEPS: usize = N;
     const LOADED: usize = N * H + 1;
-    const LIGHT: bool = true;
+    const LIGHT: bool = N == 1;
 
     #[inline(always)]
     unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums {

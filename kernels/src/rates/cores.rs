@@ -10,8 +10,8 @@ pub(crate) struct Known {
     /// Not measured as it runs: which arithmetic a problem gets rests on it, and that must be the same in every run,
     /// whatever else the machine does. It decides between the dot products' rows and those that widen to f32.
     pub bf16_ratio: f64,
-    /// Whether a loop that does little to what it reads in order gains from asking for it ahead: Zen 5 reads up to a fifth
-    /// faster with it, Zen 4 up to a quarter more slowly.
+    /// Whether a loop that multiplies what it reads in order as it is gains from asking for it ahead: Zen 5 reads up to a
+    /// fifth faster with it, Zen 4 up to a quarter more slowly where memory is quick to answer.
     pub asks_ahead: bool,
     /// Whether few rows' weights are better asked for past the second and third cache, where these would not hold all of
     /// them: on Zen 5 a step of decoding is 1 to 13 % shorter.
