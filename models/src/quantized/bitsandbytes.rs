@@ -31,6 +31,12 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Refuses floats beside what scales them or says what codes stand for.
+pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
+    let parts = ["weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"];
+    probe.refuse_beside_floats(&parts)
+}
+
 pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.

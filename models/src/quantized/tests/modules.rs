@@ -80,8 +80,17 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
         ("awq", "qzeros"),
         ("bitsandbytes", "weight.absmax"),
         ("bitsandbytes", "weight.quant_map"),
+        ("bitsandbytes", "weight.nested_absmax"),
+        ("bitsandbytes", "weight.nested_quant_map"),
+        ("compressed-tensors", "weight_scale"),
+        ("compressed-tensors", "weight_zero_point"),
+        ("compressed-tensors", "weight_g_idx"),
+        ("mxfp4", "weight_scale"),
     ] {
-        let config = json!({ "quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": true });
+        let config = match method {
+            "compressed-tensors" => json!({ "quant_method": method, "format": "float-quantized" }),
+            _ => json!({ "quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": true }),
+        };
         let check = |module: &str, of: &str| {
             let name = |end: &str| format!("{module}.{end}").leak() as &'static str;
             let stored = checkpoint(&[f16s(name("weight"), &[2, 4], &[1.0; 8]), f16s(name(of), &[1, 2], &[1.0; 2])]);
@@ -96,6 +105,25 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
     let stored = checkpoint(&[f16s(name, &[1, 2, 4], &[1.0; 8]), f16s(format!("{name}_scales").leak(), &[1], &[1.0])]);
     let error = quantization(json!({ "quant_method": "mxfp4" })).expect("known").check_floats(&stored, name);
     assert!(error.expect_err("refused").to_string().contains("down_proj_scales"));
+}
+
+#[test]
+fn floats_beside_blocks_of_mxfp4_are_refused() {
+    const NAME: &str = "model.layers.1.mlp.experts.gate_up_proj";
+    let mxfp4 = quantization(json!({ "quant_method": "mxfp4" })).expect("known");
+    let module = |floats: &str| {
+        let of = |end: &str, shape: &[usize]| {
+            let bytes = vec![127; shape.iter().product()];
+            Made(format!("{NAME}{end}").leak(), Dtype::U8, shape.to_vec(), bytes)
+        };
+        let floats = f16s(format!("{NAME}{floats}").leak(), &[1, 32, 2], &[1.0; 64]);
+        mxfp4.module(&checkpoint(&[of("_blocks", &[1, 2, 1, 16]), of("_scales", &[1, 2, 1]), floats]), NAME)
+    };
+    for floats in ["", ".weight"] {
+        let error = module(floats).expect_err("which of both").to_string();
+        assert!([floats, "_blocks"].iter().all(|end| error.contains(&format!("`{NAME}{end}`"))), "{error}");
+    }
+    assert!(module("_bias").expect("it fits").is_some());
 }
 
 #[test]
@@ -136,7 +164,9 @@ fn floats_of_a_module_that_the_config_names_are_refused() {
     let [none, named] = [json!([]), json!([NAME])];
     for targets in [json!(["re:.*q_proj"]), named.clone(), json!(["Linear", "re:.*self_attn.*"])] {
         refused(compressed(targets.clone(), "float-quantized", none.clone()), false, "its group `g`");
-        check(&compressed(targets.clone(), "float-quantized", named.clone()), true).expect("ignored");
+        let ignored = compressed(targets.clone(), "float-quantized", named.clone());
+        check(&ignored, false).expect("ignored");
+        refused(ignored, true, "weight_scale");
         check(&compressed(targets, "dense", none.clone()), true).expect("stored as it is");
     }
     let of_class = compressed(json!(["Linear"]), "float-quantized", none);
