@@ -383,7 +383,7 @@ fn expressions_of_configs_that_take_much_to_compile() {
     let slow = |start: &str| (0..2000).map(|i| format!(r"{start}(.*)(.*)(.*)(.*)\1\2\3x{i}")).collect::<Vec<String>>();
     let keys = |all: Vec<String>| all.into_iter().map(|key| (key, json!({}))).collect::<serde_json::Map<_, _>>();
     let large = Some("more than 16 MiB");
-    let looking = Some("at most 16 with look-around or references");
+    let looking = Some("at most 16 with look-around, references");
     for (fixture, list, value, words) in [
         (COMPRESSED, "ignore", json!(many("re:")), large),
         (GPTQ, "dynamic", json!(keys(many("+:"))), large),

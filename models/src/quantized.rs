@@ -208,7 +208,7 @@ impl Quantization {
             Method::Awq(_) => probe.refuse_beside_floats(&["scales", "qzeros"]),
             Method::Fp8(_) => fp8::check_floats(&probe),
             Method::Mxfp4 => mxfp4::check_floats(&probe),
-            Method::Bitsandbytes => probe.refuse_beside_floats(&["weight.absmax", "weight.quant_map"]),
+            Method::Bitsandbytes => bitsandbytes::check_floats(&probe),
         }
     }
 

@@ -31,6 +31,12 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Refuses floats beside what scales them or says what codes stand for.
+pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
+    let parts = ["weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"];
+    probe.refuse_beside_floats(&parts)
+}
+
 pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.
@@ -60,7 +66,11 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     let json: Value = serde_json::from_slice(&tensors.tensor(&state.name)?.bytes)
         .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, tensors.name()), source })?;
     let fields = Fields::of(&json, &state.name, "")?;
-    expect(&fields, "quant_type", "nf4", &["nf4"])?;
+    let says = |field: &str, known: &str| {
+        fields.required(field, fields.get(field))?;
+        expect(&fields, field, "", &[known]).map(drop)
+    };
+    says("quant_type", "nf4")?;
     let size = |field: &str| fields.required(field, fields.size(field, MAX_SIZE)?);
     let [n, k] = shape(&fields)?;
     let block = size("blocksize")?;
@@ -96,6 +106,8 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
                 let found = block_of_scales.to_string();
                 return Err(unsupported(&fields, "nested_blocksize", &found, &SCALES_OF_BLOCK.to_string()));
             }
+            // bitsandbytes rounds scales to it before it adds the offset.
+            says("nested_dtype", "float32")?;
             let offset = fields.required("nested_offset", fields.number("nested_offset")?)? as f32;
             if !offset.is_finite() {
                 return Err(fields.problem("nested_offset", "is more than f32 has"));

@@ -128,15 +128,18 @@ impl Compressed {
 
     /// Refuses floats of a module that the config names, or that have scales.
     pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        if self.ignore.matched(probe.module)?.is_some() {
+        let scheme = match self.ignore.matched(probe.module)? {
+            Some(_) => None,
+            None => self.scheme_of(probe.module)?,
+        };
+        // What is stored as it is may have the scales that it was rounded with.
+        if scheme.as_ref().is_some_and(|(_, scheme)| scheme.weights.is_none()) {
             return Ok(());
         }
-        match self.scheme_of(probe.module)? {
-            Some((how, scheme)) if scheme.weights.is_some() => {
-                fp8::check_floats(probe)?;
-                if how == Match::Class {
-                    return Ok(());
-                }
+        fp8::check_floats(probe)?;
+        probe.refuse_beside_floats(&["weight_zero_point", "weight_g_idx"])?;
+        match scheme {
+            Some((how, scheme)) if how != Match::Class => {
                 let group = scheme.name.escape_debug();
                 Err(probe.problem(format!("its group `{group}` says that its weight is quantized, and it is not")))
             }

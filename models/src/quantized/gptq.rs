@@ -26,6 +26,7 @@ pub(super) struct Gptq {
     scheme: Scheme,
     /// Whether zero points are stored less 1.
     version_1: bool,
+    /// In the order of the file.
     dynamic: Vec<(Expression, Dynamic)>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
     of_blocks: Vec<String>,
@@ -56,8 +57,8 @@ impl Gptq {
         if fields.flag("is_marlin_format")? == Some(true) {
             return Err(unsupported(fields, "is_marlin_format", "true", "checkpoint_format gptq, gptq_v2"));
         }
-        // GPTQModel's newer name of it is `format`. Of two that differ, transformers goes by the one and GPTQModel by the
-        // other.
+        // GPTQModel's newer name of it is `format`, by which it goes where there are both, and transformers by the older
+        // one. Both must be known, then: `marlin` beside `gptq` would have GPTQModel take all zero points for the middle.
         let [older, newer] = ["checkpoint_format", "format"].map(|name| match fields.get(name) {
             None => Ok(None),
             Some(_) => expect(fields, name, "", &["gptq", "gptq_v2"]).map(Some),
@@ -186,23 +187,14 @@ impl Gptq {
         }
     }
 
-    /// What `dynamic` says of a module.
+    /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`).
     fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&str, Dynamic)>> {
-        let mut found: Option<(&str, Dynamic)> = None;
         for (pattern, dynamic) in &self.dynamic {
-            if !pattern.matches(probe.module)? {
-                continue;
-            }
-            match found {
-                // The first in the file would win, and the order in the file is lost.
-                Some((first, other)) if other != *dynamic => {
-                    let (first, second) = (first.escape_debug(), pattern.text().escape_debug());
-                    return Err(probe.problem(format!("`dynamic` has `{first}` and `{second}` for it, which differ")));
-                }
-                _ => found = Some((pattern.text(), *dynamic)),
+            if pattern.matches(probe.module)? {
+                return Ok(Some((pattern.text(), *dynamic)));
             }
         }
-        Ok(found)
+        Ok(None)
     }
 
     /// The scheme of a module that has a `qweight`.

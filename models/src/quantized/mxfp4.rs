@@ -33,6 +33,12 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         return Err(probe.problem(format!("blocks of shape {:?}, which are empty", blocks.shape)));
     }
     probe.check_shape(&scales, &[experts, rows, groups])?;
+    // The floats that the blocks are made of have the module's own name, or that of a weight.
+    let of_floats = probe.find_named(name.to_owned()).or_else(|| probe.find("weight"));
+    if let Some(floats) = of_floats {
+        let [floats, blocks] = [&floats, &blocks].map(|found| found.name.escape_debug());
+        return Err(probe.problem(format!("its weight is there twice, as `{floats}` and as `{blocks}`")));
+    }
     let (n, k) = (probe.times(experts, rows)?, probe.times(groups, GROUP)?);
     let parts = Parts {
         shape: [n, k],
@@ -48,8 +54,8 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     Ok(Some(StoredModule::new(&probe, parts)?.stacked(experts)))
 }
 
-/// Refuses experts of floats that have scales.
+/// Refuses floats that have scales, of experts or of a weight.
 pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
-    let scales = probe.find_named(format!("{}_scales", probe.module));
+    let scales = probe.find_named(format!("{}_scales", probe.module)).or_else(|| probe.find("weight_scale"));
     scales.map_or(Ok(()), |scales| probe.refuse_beside(&scales))
 }

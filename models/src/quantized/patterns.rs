@@ -31,6 +31,8 @@ pub(super) struct Patterns {
 const ANY: char = '*';
 /// As many has a name at most.
 const MAX_ANY: usize = 16;
+/// Names of a config that have one. Each is compared with each module.
+const MAX_WITH_ANY: usize = 4096;
 
 /// The class of a module whose weight is quantized. A checkpoint does not say which are tables of embeddings, but by their
 /// names, which are those of few architectures.
@@ -57,11 +59,12 @@ const MAX_AUTOMATA: usize = 16 << 20;
 pub(super) struct Budget {
     bytes: usize,
     backtracking: usize,
+    with_any: usize,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { bytes: MAX_AUTOMATA, backtracking: MAX_BACKTRACKING }
+        Self { bytes: MAX_AUTOMATA, backtracking: MAX_BACKTRACKING, with_any: MAX_WITH_ANY }
     }
 }
 
@@ -77,8 +80,8 @@ impl Budget {
     /// The bytes that are left behind so many for what is `shown`.
     fn less(&self, bytes: usize, shown: impl Display, problem: impl Fn(&str) -> Error) -> Result<usize> {
         let most = MAX_AUTOMATA >> 20;
-        let beyond =
-            || problem(&format!("has `{shown}`, with which the expressions of the config take more than {most} MiB"));
+        let of = "the automata of the config's expressions";
+        let beyond = || problem(&format!("has `{shown}`, with which {of} take more than {most} MiB"));
         self.bytes.checked_sub(bytes).ok_or_else(beyond)
     }
 }
@@ -103,7 +106,8 @@ impl Expression {
         let limits = match is_regular(&tree.expr) {
             true => &AUTOMATA[..],
             false if budget.backtracking == 0 => {
-                let most = format!("at most {MAX_BACKTRACKING} with look-around or references are matched");
+                let most =
+                    format!("at most {MAX_BACKTRACKING} with look-around, references, `\\b` or the like are matched");
                 return Err(problem(&format!("has `{shown}` after others like it: {most}")));
             }
             false => {
@@ -163,7 +167,9 @@ impl Patterns {
                     let most = format!("at most {MAX_ANY} in {MAX_SIZE} are matched");
                     return Err(problem(&format!("has a name of {len} bytes with {count} `{ANY}`, {most}")));
                 }
-                budget.bytes = budget.less(AUTOMATA[0], text.escape_debug(), &problem)?;
+                let most = format!("the {MAX_WITH_ANY} that a config may have");
+                let beyond = || problem(&format!("has a name with `{ANY}` beyond {most}"));
+                budget.with_any = budget.with_any.checked_sub(1).ok_or_else(beyond)?;
                 all.with_any.push(text.to_owned());
             }
             all.names.insert(text.to_owned());
@@ -268,11 +274,17 @@ fn weight(expr: &Expr, own: fn(&Expr) -> usize) -> usize {
 fn is_regular(expr: &Expr) -> bool {
     let by_itself = match expr {
         Expr::Empty | Expr::Any { .. } | Expr::Literal { .. } | Expr::Delegate { .. } => true,
-        Expr::Assertion(assertion) => matches!(assertion, Assertion::StartText | Assertion::EndText),
+        Expr::Assertion(assertion) => !is_of_words(*assertion),
         Expr::Concat(_) | Expr::Alt(_) | Expr::Group(_) | Expr::Repeat { .. } => true,
         _ => false,
     };
     by_itself && parts(expr).into_iter().all(is_regular)
+}
+
+/// Whether it is one of those that ask for the letters around, which fancy-regex matches itself.
+fn is_of_words(assertion: Assertion) -> bool {
+    use Assertion::{LeftWordBoundary, NotWordBoundary, RightWordBoundary, WordBoundary};
+    matches!(assertion, LeftWordBoundary | RightWordBoundary | WordBoundary | NotWordBoundary)
 }
 
 /// About the most bytes that a part of an expression takes that is compiled to several automata: a class of letters has

@@ -629,8 +629,8 @@ fn floats_of_quantized_weights_say_nothing_of_a_models_dtype() {
 #[test]
 fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let bytes = |name, shape: &[usize], bytes: &[u8]| Made(name, Dtype::U8, shape.to_vec(), bytes.to_vec());
-    let state =
-        r#"{"blocksize": 64, "dtype": "bfloat16", "shape": [2, 64], "nested_blocksize": 256, "nested_offset": 0.5}"#;
+    let state = r#"{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [2, 64],
+                    "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}"#;
     let of = |state: &str, nested: bool| {
         let mut tensors = vec![
             bytes("m.weight", &[64, 1], &[0xf7; 64]),
@@ -683,7 +683,11 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     refused(&nf4, &changed("0.5", "\"x\""), &["nested_offset"]);
     refused(&nf4, &changed("0.5", "1e39"), &["m.weight.quant_state", "nested_offset", "more than f32 has"]);
     refused(&nf4, &changed("{", "["), &["quant_state"]);
-    refused(&nf4, &changed("{", "{\"quant_type\": \"fp4\", "), &["quant_state", "quant_type", "fp4"]);
+    for (field, value, other) in [("quant_type", "nf4", "fp4"), ("nested_dtype", "float32", "bfloat16")] {
+        let said = format!("\"{field}\": \"{value}\", ");
+        refused(&nf4, &changed(&said, ""), &["quant_state", field, "missing"]);
+        refused(&nf4, &changed(&said, &said.replace(value, other)), &["quant_state", field, other]);
+    }
     for missing in ["m.weight.quant_map", "m.weight.absmax", "m.weight.nested_absmax", "m.weight.nested_quant_map"] {
         let tensors: Vec<Made> = of(state, true).into_iter().filter(|made| made.0 != missing).collect();
         refused(&nf4, &tensors, &[missing]);

@@ -195,7 +195,9 @@ impl Published {
                 let codes = near(weight, BlockValues::Nf4, |row, i| grid.cells[row * grid.groups + i / OF].0, k);
                 let pairs = codes.as_chunks::<2>().0.iter().map(|[high, low]| low | high << 4).collect();
                 let floats = |values: &mut dyn Iterator<Item = f32>| values.flat_map(f32::to_le_bytes).collect();
-                let state = json!({ "blocksize": OF, "dtype": "bfloat16", "shape": [n, k] }).to_string().into_bytes();
+                let state = json!({ "quant_type": "nf4", "blocksize": OF, "dtype": "bfloat16", "shape": [n, k] })
+                    .to_string()
+                    .into_bytes();
                 vec![
                     entry(".weight", Dtype::U8, &[n * k / 2, 1], pairs),
                     entry(

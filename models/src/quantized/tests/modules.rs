@@ -80,8 +80,17 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
         ("awq", "qzeros"),
         ("bitsandbytes", "weight.absmax"),
         ("bitsandbytes", "weight.quant_map"),
+        ("bitsandbytes", "weight.nested_absmax"),
+        ("bitsandbytes", "weight.nested_quant_map"),
+        ("compressed-tensors", "weight_scale"),
+        ("compressed-tensors", "weight_zero_point"),
+        ("compressed-tensors", "weight_g_idx"),
+        ("mxfp4", "weight_scale"),
     ] {
-        let config = json!({ "quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": true });
+        let config = match method {
+            "compressed-tensors" => json!({ "quant_method": method, "format": "float-quantized" }),
+            _ => json!({ "quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": true }),
+        };
         let check = |module: &str, of: &str| {
             let name = |end: &str| format!("{module}.{end}").leak() as &'static str;
             let stored = checkpoint(&[f16s(name("weight"), &[2, 4], &[1.0; 8]), f16s(name(of), &[1, 2], &[1.0; 2])]);
@@ -96,6 +105,25 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
     let stored = checkpoint(&[f16s(name, &[1, 2, 4], &[1.0; 8]), f16s(format!("{name}_scales").leak(), &[1], &[1.0])]);
     let error = quantization(json!({ "quant_method": "mxfp4" })).expect("known").check_floats(&stored, name);
     assert!(error.expect_err("refused").to_string().contains("down_proj_scales"));
+}
+
+#[test]
+fn floats_beside_blocks_of_mxfp4_are_refused() {
+    const NAME: &str = "model.layers.1.mlp.experts.gate_up_proj";
+    let mxfp4 = quantization(json!({ "quant_method": "mxfp4" })).expect("known");
+    let module = |floats: &str| {
+        let of = |end: &str, shape: &[usize]| {
+            let bytes = vec![127; shape.iter().product()];
+            Made(format!("{NAME}{end}").leak(), Dtype::U8, shape.to_vec(), bytes)
+        };
+        let floats = f16s(format!("{NAME}{floats}").leak(), &[1, 32, 2], &[1.0; 64]);
+        mxfp4.module(&checkpoint(&[of("_blocks", &[1, 2, 1, 16]), of("_scales", &[1, 2, 1]), floats]), NAME)
+    };
+    for floats in ["", ".weight"] {
+        let error = module(floats).expect_err("which of both").to_string();
+        assert!([floats, "_blocks"].iter().all(|end| error.contains(&format!("`{NAME}{end}`"))), "{error}");
+    }
+    assert!(module("_bias").expect("it fits").is_some());
 }
 
 #[test]
@@ -136,7 +164,9 @@ fn floats_of_a_module_that_the_config_names_are_refused() {
     let [none, named] = [json!([]), json!([NAME])];
     for targets in [json!(["re:.*q_proj"]), named.clone(), json!(["Linear", "re:.*self_attn.*"])] {
         refused(compressed(targets.clone(), "float-quantized", none.clone()), false, "its group `g`");
-        check(&compressed(targets.clone(), "float-quantized", named.clone()), true).expect("ignored");
+        let ignored = compressed(targets.clone(), "float-quantized", named.clone());
+        check(&ignored, false).expect("ignored");
+        refused(ignored, true, "weight_scale");
         check(&compressed(targets, "dense", none.clone()), true).expect("stored as it is");
     }
     let of_class = compressed(json!(["Linear"]), "float-quantized", none);
@@ -238,7 +268,12 @@ fn dynamic_bits_are_those_of_the_modules_that_match() {
     let module = open(json!({ "+:m": { "bits": 8 }, "-:lm": {} })).expect("fits").expect("quantized");
     assert!(values(&module, &checkpoint).iter().all(|&value| value == 1.0));
     assert!(open(json!({ "-:m": {} })).is_err());
-    assert!(open(json!({ "m": { "bits": 8 }, "m.*": { "bits": 4 } })).is_err());
+    // The first in the file wins, whatever the order of their texts is.
+    for first in [json!({ "m.*": { "bits": 8 }, "m": { "bits": 4 } }), json!({ "m": { "bits": 8 }, "-:m": {} })] {
+        assert!(open(first).expect("fits").is_some());
+    }
+    assert!(open(json!({ "m.*": { "bits": 4 }, "m": { "bits": 8 } })).is_err());
+    assert!(open(json!({ "-:m": {}, "+:m": { "bits": 8 } })).is_err());
 }
 
 #[test]
@@ -278,7 +313,10 @@ fn expressions_of_a_config_share_what_they_may_take() {
         (1, r"(?=a)\w{4000}", Some(["more than 16 MiB"; 2])),
         (16, r"(?!.*\.lm_head).*\.\d+\.mlp", None),
         (17, r"(?!.*\.lm_head).*\.\d+\.mlp", Some(["`x16", "at most 16 with look-around"])),
-        (17, r"(\w+)\1", Some(["`x16", "at most 16 with look-around or references"])),
+        (17, r"(\w+)\1", Some(["`x16", "at most 16 with look-around, references"])),
+        (16, r"\b.*mlp\b", None),
+        (17, r"\b.*mlp\b", Some(["`x16", r"references, `\b`"])),
+        (17, "(?m)^.*mlp$", None),
     ] {
         match (config(count, part), words) {
             (Ok(_), words) => assert_eq!(words, None, "{count} of {part}"),
@@ -305,18 +343,18 @@ fn expressions_of_a_config_share_what_they_may_take() {
 }
 
 #[test]
-fn thousands_of_names_cost_little_and_those_with_any_are_few_and_short() {
+fn names_have_no_limit_and_those_with_any_are_few_and_short() {
     let of = |names: Vec<String>| quantization(json!({ "quant_method": "fp8", "modules_to_not_convert": names }));
     let refused = |names: Vec<String>, words: &str| {
         let error = of(names).expect_err("too many").to_string();
         assert!(error.contains("modules_to_not_convert") && error.contains(words), "{error}");
     };
     let many = |end: &str, count: usize| (0..count).map(|i| format!("model.layers.{i}{end}")).collect::<Vec<_>>();
-    let patterns = of(many(".mlp", 50_000)).expect("looked up").left_out;
+    let patterns = of(many(".mlp", 50_000)).expect("none is an expression").left_out;
     let left_out = |name: &str| patterns.iter().any(|(_, of)| of.leaving_out(name).expect("no steps").is_some());
     assert!(left_out("model.layers.7.mlp.up_proj") && !left_out("model.layers.7.self_attn.q_proj"));
-    of(many(".*", 1000)).expect("some");
-    refused(many(".*", 5000), "more than 16 MiB");
+    of(many(".*", 4096)).expect("as many as may be");
+    refused(many(".*", 4097), "the 4096 that a config may have");
     of(vec!["*".repeat(16)]).expect("as many as a name has");
     refused(vec!["*".repeat(17)], "17 `*`");
     refused(vec![format!("*{}", "x".repeat(4096))], "4097 bytes");
