@@ -4,7 +4,7 @@ use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Listed, Way, names};
+use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind};

@@ -6,7 +6,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::cpu;
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Listed, Way, names};
+use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;

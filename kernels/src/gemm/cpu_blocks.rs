@@ -9,7 +9,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
 use super::groups::{LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Listed, Way, names};
+use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::{PANEL, PanelKind, blocks};

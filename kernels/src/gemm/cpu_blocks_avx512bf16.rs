@@ -10,7 +10,7 @@ use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
 use super::groups::{LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
-use super::ways::{Listed, Way, names};
+use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::packed::PanelKind;
 use crate::packed::blocks;

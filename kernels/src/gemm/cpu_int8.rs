@@ -8,7 +8,7 @@ use sinew_tensor::BlockFormat;
 
 use super::groups::{self, LINE, Products, multiply};
 use super::tile::{Left, Reads, Tiles, tiles};
-use super::ways::{Listed, Way, names};
+use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
 use crate::packed::PanelKind;

@@ -79,6 +79,7 @@ pub(crate) mod plan;
 pub(crate) mod reference;
 mod rows;
 pub(crate) mod tile;
+pub(crate) mod way;
 pub(crate) mod ways;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;

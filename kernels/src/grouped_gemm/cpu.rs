@@ -8,7 +8,7 @@ use crate::gemm::driver::{self, Grouped};
 use crate::gemm::order::Order;
 use crate::gemm::plan;
 use crate::gemm::tile::Tiles;
-use crate::gemm::ways::{Listed, Multiplies};
+use crate::gemm::way::{Listed, Multiplies};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;

@@ -1,0 +1,55 @@
+//! A way to multiply on CPUs, which each file of loops tells of itself.
+
+use sinew_memory::{Hardware, SimdLevel};
+
+use super::GemmStatic;
+use super::tile::Tiles;
+use crate::{Arithmetic, Operator, Refusal, Row};
+
+/// A way to multiply on CPUs: all that its rows have in common, whatever their operator.
+pub(crate) struct Way {
+    pub names: Names,
+    pub arithmetic: Arithmetic,
+    /// What the machine must have.
+    pub level: SimdLevel,
+    pub tiles: &'static Tiles,
+    /// Refuses machines below a level, and what the tiles do not multiply.
+    pub admit: fn(&GemmStatic, &Hardware, SimdLevel) -> Result<(), Refusal>,
+    /// Operations per second and thread at a level.
+    pub rate: fn(&Hardware, SimdLevel) -> f64,
+}
+
+impl Way {
+    pub fn admit(&self, fixed: &GemmStatic, hardware: &Hardware) -> Result<(), Refusal> {
+        (self.admit)(fixed, hardware, self.level)
+    }
+
+    pub fn rate(&self, hardware: &Hardware) -> f64 {
+        (self.rate)(hardware, self.level)
+    }
+}
+
+/// A type for each way, of which functions of its rows are made.
+pub(crate) trait Listed {
+    const WAY: Way;
+}
+
+/// What the rows of a way are called.
+pub(crate) struct Names {
+    pub gemm: &'static str,
+    pub grouped_gemm: &'static str,
+}
+
+/// The [`Names`] of a way with this end.
+macro_rules! names {
+    ($way:literal) => {
+        $crate::gemm::way::Names { gemm: concat!("gemm.cpu.", $way), grouped_gemm: concat!("grouped_gemm.cpu.", $way) }
+    };
+}
+pub(super) use names;
+
+/// An operator with products.
+pub(crate) trait Multiplies: Operator {
+    /// Its row of a way.
+    fn row<W: Listed>() -> Row<Self>;
+}
