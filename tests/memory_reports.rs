@@ -14,7 +14,7 @@ fn folder() -> Folder {
     Folder::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL))
 }
 
-fn planned(options: &LoadOptions) -> sinew::models::Plan {
+fn planned(options: &LoadOptions) -> sinew::models::DeviceBytes {
     let folder = folder();
     let checkpoint = folder.checkpoint(Load::Mmap).expect("a checkpoint");
     let config = folder.config().expect("a config").as_decoder().expect("a decoder");

@@ -148,6 +148,25 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
 }
 
 #[test]
+fn of_a_model_that_embeds_no_number_of_sequences_is_planned() {
+    let ctx = Context::cpu().expect("a context");
+    for name in ["qwen3_embedding_no_prefix_gqa3_hd20_bf16", "bert_hd20_f16"] {
+        let folder = Folder::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name));
+        let planner = Planner::new(&ctx, &folder, Load::Mmap).expect("a planner");
+        let options = LoadOptions::default();
+        let footprint = planner.footprint(&options).expect("a footprint");
+        assert!(planner.embeds() && footprint.sequences.is_none(), "{name}");
+        for asked in [planner.most_sequences(&options, usize::MAX), planner.longest_context(&options, usize::MAX)] {
+            let refused = asked.expect_err("it generates nothing").to_string();
+            assert!(refused.contains("embeds texts") && refused.contains("models that generate"), "{refused}");
+        }
+        let changes = planner.savings(&options, footprint.peak() - 1).expect("savings");
+        let is_of_weights = |change| matches!(change, Change::Weights(_) | Change::Dtype(_));
+        assert!(changes.iter().all(|saving| is_of_weights(saving.change)), "{name}: {changes:?}");
+    }
+}
+
+#[test]
 fn of_one_token_plans_speak_in_the_singular() {
     let words = [Change::Context(1), Change::CacheTokens(Some(1)), Change::BlockSize(1), Change::Context(2)];
     let expected =

@@ -12,11 +12,13 @@ use sinew_ops::layers::Place;
 use self::backbone::Backbone;
 use crate::checkpoint::Checkpoint;
 use crate::config::check_positions;
-use crate::load::{Loader, Plan, Progress, Sizes};
-use crate::plan::passes::{self, MAX_TEXTS};
+use crate::load::{DeviceBytes, Loader, Progress, Sizes};
+use crate::load_options::LoadOptions;
+use crate::passes::{self, MAX_TEXTS};
+use crate::plan::{Planner, Purpose};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::precision::{Precision, WeightOptions};
-use crate::{Error, Folder, LoadOptions, ModelConfig, Planner, Result, Tokenizer};
+use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
 
 /// Texts to vectors.
 ///
@@ -77,10 +79,10 @@ impl EmbeddingModel {
         let checkpoint = folder.checkpoint(options.load)?;
         let precision = options.precision(&checkpoint, &ctx)?;
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
-        let plan = Planner::of(&ctx, model, &checkpoint, true).refuse_beyond_memory(&loaded, "embeddings")?;
+        let plan = Planner::of(&ctx, Purpose::Embed(model), &checkpoint).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &plan, progress);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
     }
@@ -91,9 +93,14 @@ impl EmbeddingModel {
     /// # Errors
     /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, tensors that are missing or of
     /// another shape than the config says, or those of [`Checkpoint::refuse_unread`].
-    pub fn plan(config: &ModelConfig, checkpoint: &Checkpoint, options: &WeightOptions, ctx: &Context) -> Result<Plan> {
+    pub fn plan(
+        config: &ModelConfig,
+        checkpoint: &Checkpoint,
+        options: &WeightOptions,
+        ctx: &Context,
+    ) -> Result<DeviceBytes> {
         let precision = options.precision(checkpoint, ctx)?;
-        passes::plan(config, &mut Sizes::new(ctx, checkpoint, precision))
+        passes::device_bytes(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.

@@ -2,7 +2,6 @@
 //! those.
 
 mod answer;
-mod options;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -11,19 +10,20 @@ use std::sync::Arc;
 use sinew_ops::Context;
 
 pub use self::answer::{Generation, Session};
-pub use self::options::LoadOptions;
 pub use crate::answering::{Finish, GenerateOptions};
 use crate::cache::{KvCache, Sequence};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::error::count_of;
-use crate::load::{Loader, Plan, Sizes};
+use crate::load::{DeviceBytes, Loader, Sizes};
+pub use crate::load_options::LoadOptions;
+use crate::plan::{Planner, Purpose};
 use crate::sampling::{Asked, argmax};
 use crate::steps::Steps;
 use crate::steps::logits::Logits;
 use crate::steps::runner::Runner;
 use crate::tokenizer::Tokenizer;
-use crate::{DecoderConfig, Error, Folder, ModelConfig, Planner, Result};
+use crate::{DecoderConfig, Error, Folder, Result};
 
 /// A decoder with its cache and, where there is one, its tokenizer.
 ///
@@ -106,12 +106,11 @@ impl LanguageModel {
         let precision = options.precision(checkpoint, &ctx)?;
         let limits = options.limits(config)?;
         let (sequences, tokens) = (count_of(limits.max_sequences, "sequence"), count_of(limits.context, "token"));
-        let model = ModelConfig::Decoder(config.clone());
-        let plan = Planner::of(&ctx, &model, checkpoint, false)
+        let plan = Planner::of(&ctx, Purpose::Generate(config), checkpoint)
             .refuse_beyond_memory(options, &format!("{sequences} of {tokens}"))?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
-        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, &plan, progress);
+        let mut loader = Loader::new(ctx.clone(), checkpoint, precision, plan.activations, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
         let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;
         if options.swap_tokens > 0 {
@@ -129,9 +128,14 @@ impl LanguageModel {
     /// # Errors
     /// Options that make no sense for the model, a checkpoint without floating-point tensors, tensors that are missing
     /// or of another shape than the config says, or those of [`Checkpoint::refuse_unread`].
-    pub fn plan(config: &DecoderConfig, checkpoint: &Checkpoint, options: &LoadOptions, ctx: &Context) -> Result<Plan> {
+    pub fn plan(
+        config: &DecoderConfig,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        ctx: &Context,
+    ) -> Result<DeviceBytes> {
         let precision = options.precision(checkpoint, ctx)?;
-        options.plan(config, &mut Sizes::new(ctx, checkpoint, precision))
+        options.device_bytes(config, &mut Sizes::new(ctx, checkpoint, precision))
     }
 
     /// The context that it runs on.

@@ -27,8 +27,8 @@
 //! | [`engine`] | many requests at once, in steps that they share |
 //!
 //! Behind these, for nobody else: `steps` of a decoder (prompts in chunks, a token of each sequence), `answering` (from a token to
-//! an event), `activations` and `limits` of steps, `documents` (the files beside the weights, of which `files` reads the
-//! bytes and `json` the fields), `nearest` names.
+//! an event), `activations` and `limits` of steps, `load_options` of what generates, `passes` of what embeds, `documents`
+//! (the files beside the weights, of which `files` reads the bytes and `json` the fields), `nearest` names.
 
 pub mod architectures;
 pub mod cache;
@@ -63,7 +63,9 @@ mod documents;
 mod files;
 mod json;
 mod limits;
+mod load_options;
 mod nearest;
+mod passes;
 mod steps;
 
 pub use chat::{ChatTemplate, Conversation};
@@ -75,8 +77,10 @@ pub use error::{Error, Result, one_line, printable, shortened};
 pub use folder::Folder;
 pub use generation_config::GenerationConfig;
 pub use hub::Hub;
-pub use language::{Finish, GenerateOptions, Generation, LanguageModel, LoadOptions, Session};
-pub use plan::{Footprint, Plan, Planner};
+pub use language::{Finish, GenerateOptions, Generation, LanguageModel, Session};
+pub use load::DeviceBytes;
+pub use load_options::LoadOptions;
+pub use plan::{Footprint, Planner};
 pub use precision::WeightOptions;
 pub use sampling::{Logprobs, Sampler, SamplingParams};
 pub use settings::Settings;

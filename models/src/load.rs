@@ -20,7 +20,7 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
-pub use self::bytes::Plan;
+pub use self::bytes::DeviceBytes;
 pub(crate) use self::bytes::Taken;
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{Counted, GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
@@ -66,12 +66,12 @@ pub(crate) struct WeightBytes {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader of `checkpoint`, by the plan of the model.
+    /// A loader of `checkpoint` to a model whose steps work on so many bytes of activations.
     pub fn new(
         ctx: Arc<Context>,
         checkpoint: &'a Checkpoint,
         precision: Precision,
-        plan: &Plan,
+        activations: usize,
         progress: Progress<'a>,
     ) -> Self {
         let total = checkpoint.num_bytes();
@@ -83,7 +83,7 @@ impl<'a> Loader<'a> {
             done: 0,
             total,
             held: WeightBytes::default(),
-            activations: plan.activations,
+            activations,
             arena: None,
         }
     }

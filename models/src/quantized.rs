@@ -2,6 +2,7 @@
 //!
 //! | file | formats |
 //! |---|---|
+//! | `formats` | the table of formats: what configs call each, how it is read and what is known of it |
 //! | `config` | fields that the configs of several formats have |
 //! | `patterns` | which modules a config means: names, regular expressions, classes |
 //! | `gptq` | GPTQ, v1 and v2, of 4 or 8 bits, with or without act-order |
@@ -15,9 +16,8 @@
 //! | `bits` | words of the integers that it has |
 //! | `columns` | columns of a module, and rows of them as they are packed |
 //!
-//! To add a format is to write its file, what its config says and which tensors it has, to name it in `Method` and
-//! wherever that is matched, in `METHODS` and, if it has floats beside its codes, in `is_of_codes`, and to add to `layout`
-//! what lies in no way that is there.
+//! To add a format is to write its file, what its config says and which tensors it has, and its place in `formats`, and to
+//! add to `layout` what lies in no way that is there.
 //!
 //! All of them are `w[o, i] = scale · (q[o, i] − zero)`, where a scale, and a zero point if there is one, belongs to a
 //! group of values of a row, to a block of rows and columns, to a row, or to the whole tensor. The result is rounded
@@ -33,17 +33,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::Value;
 use sinew_tensor::DType;
 
-use self::awq::Awq;
 pub(crate) use self::bits::Bits;
 pub(crate) use self::columns::ModuleColumns;
-use self::compressed::Compressed;
-use self::config::{patterns, unsupported};
-use self::fp8::Fp8;
-use self::gptq::Gptq;
+use self::config::patterns;
+pub(crate) use self::formats::is_of_codes;
+use self::formats::{Method, QuantizedFormat};
 pub(crate) use self::layout::{words_of_codes, words_of_zeros};
 pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
@@ -61,6 +60,7 @@ mod bitsandbytes;
 mod columns;
 mod compressed;
 mod config;
+mod formats;
 mod fp8;
 mod gptq;
 mod layout;
@@ -70,8 +70,6 @@ mod patterns;
 mod probe;
 #[cfg(test)]
 mod tests;
-
-const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt (FP8), mxfp4, bitsandbytes (NF4)";
 
 /// How a checkpoint says that its modules are quantized.
 ///
@@ -88,21 +86,12 @@ const METHODS: &str = "gptq, awq, compressed-tensors, fp8, fbgemm_fp8, modelopt 
 /// ```
 #[derive(Debug, Clone)]
 pub struct Quantization {
-    method: Method,
+    method: &'static Method,
+    format: Arc<dyn QuantizedFormat>,
     /// Modules that stay as they are, by the field that has them.
     left_out: Vec<(&'static str, Patterns)>,
     /// That of the model, where the config names one.
     dtype: Option<DType>,
-}
-
-#[derive(Debug, Clone)]
-enum Method {
-    Gptq(Gptq),
-    Awq(Awq),
-    Compressed(Compressed),
-    Fp8(Fp8),
-    Mxfp4,
-    Bitsandbytes,
 }
 
 impl Quantization {
@@ -142,7 +131,9 @@ impl Quantization {
             (None, Some(quantization)) => (quantization, "modelopt"),
             (None, None) if fields.mentions("w_bit") || fields.mentions("q_group_size") => (fields, "awq"),
             (None, None) if fields.mentions("bits") => (fields, "gptq"),
-            (None, None) => return Err(fields.problem("quant_method", &format!("is missing; known: {METHODS}"))),
+            (None, None) => {
+                return Err(fields.problem("quant_method", &format!("is missing; known: {}", Method::known())));
+            }
         };
         Ok(Some(Self::read(&fields, method, dtype)?))
     }
@@ -152,15 +143,15 @@ impl Quantization {
         const LEFT_OUT: [&str; 5] =
             ["modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "ignore", "exclude_modules"];
         let budget = &mut Budget::default();
-        let method = Method::read(fields, method, budget)?;
+        let method = Method::named(fields, method)?;
+        let format = (method.read)(fields, budget)?;
         let mut left_out = Vec::new();
-        // In compressed-tensors a name is one module or a class.
-        if !matches!(method, Method::Compressed(_)) {
+        if method.lists_left_out {
             for list in LEFT_OUT {
                 left_out.push((list, patterns(fields, list, budget)?));
             }
         }
-        Ok(Self { method, left_out, dtype })
+        Ok(Self { method, format, left_out, dtype })
     }
 
     /// How the module `name` is stored, which is the name of its weight less `.weight`: quantized, or, where it is
@@ -172,14 +163,7 @@ impl Quantization {
     /// [`Error::Checkpoint`] for a tensor that is missing, or has another dtype or shape than
     /// the config says, and for a module that the config leaves out.
     pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
-        let module = match &self.method {
-            Method::Gptq(gptq) => gptq.module(tensors, name),
-            Method::Awq(awq) => awq.module(tensors, name),
-            Method::Compressed(compressed) => compressed.module(tensors, name, self.dtype),
-            Method::Fp8(fp8) => fp8.module(tensors, name, self.dtype),
-            Method::Mxfp4 => mxfp4::module(tensors, name),
-            Method::Bitsandbytes => bitsandbytes::module(tensors, name),
-        }?;
+        let module = self.format.module(tensors, name, self.dtype)?;
         if module.is_some() {
             for (list, patterns) in &self.left_out {
                 if let Some(found) = patterns.leaving_out(name)? {
@@ -202,28 +186,20 @@ impl Quantization {
         if !probe.is_of_layer() {
             return Ok(());
         }
-        match &self.method {
-            Method::Gptq(gptq) => gptq.check_floats(&probe),
-            Method::Compressed(compressed) => compressed.check_floats(&probe),
-            Method::Awq(_) => probe.refuse_beside_floats(&["scales", "qzeros"]),
-            Method::Fp8(_) => fp8::check_floats(&probe),
-            Method::Mxfp4 => mxfp4::check_floats(&probe),
-            Method::Bitsandbytes => bitsandbytes::check_floats(&probe),
-        }
+        self.format.check_floats(&probe)
     }
 
     /// Refuses a module whose floats would be `[in, out]`, as GPT-2 has them, in a format that says of no such module how
     /// its codes lie: a square one would be taken for its transpose.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for all but GPTQ, AWQ and bitsandbytes, which have codes of
-    /// `[out, in]`.
+    /// [`Error::Unsupported`] for all but GPTQ, AWQ and bitsandbytes, which have codes of `[out, in]`.
     pub(crate) fn check_transposed(&self, name: &str) -> Result<()> {
-        match self.method {
-            Method::Gptq(_) | Method::Awq(_) | Method::Bitsandbytes => Ok(()),
-            Method::Compressed(_) | Method::Fp8(_) | Method::Mxfp4 => Err(Error::Unsupported {
+        match self.method.of_transposed {
+            true => Ok(()),
+            false => Err(Error::Unsupported {
                 what: format!("the module {}, whose weight is [inputs, outputs], in {self}", name.escape_debug()),
-                supported: "GPTQ, AWQ, bitsandbytes, of it".to_owned(),
+                supported: format!("{}, of it", Method::known_of_transposed()),
             }),
         }
     }
@@ -255,10 +231,9 @@ impl Quantization {
         for name in unread {
             let of = match module_of(name, is_read) {
                 Some((module, _)) => module,
-                // AutoAWQ's of what an activation gives, by which it has divided the weights of the module behind.
-                None => match name.strip_suffix(".scales").filter(|_| matches!(self.method, Method::Awq(_))) {
-                    Some(activation) if !tensors.contains(&format!("{activation}.qweight")) => activation,
-                    _ => continue,
+                None => match self.format.scaled_before(tensors, name) {
+                    Some(module) => module,
+                    None => continue,
                 },
             };
             if self.is_spare(tensors, name) {
@@ -284,22 +259,6 @@ pub(crate) fn may_be_of(tensor: &str) -> Option<&str> {
     tensor.strip_suffix("_blocks").or_else(|| Some(tensor.rsplit_once('.')?.0))
 }
 
-/// Whether a tensor by its name holds scales, zero points or tables of quantized weights, which say nothing of the model's
-/// dtype, and may be more than the floats that do.
-pub(crate) fn is_of_codes(tensor: &str) -> bool {
-    const ENDS: [&str; 8] = [
-        ".scales",
-        ".weight_scale",
-        ".weight_scale_inv",
-        ".weight_zero_point",
-        ".absmax",
-        ".quant_map",
-        ".nested_absmax",
-        ".nested_quant_map",
-    ];
-    ENDS.iter().any(|end| tensor.ends_with(end))
-}
-
 /// Whether a module's tensor with this end of its name says how activations, or keys and values in a cache, are rounded:
 /// without it they are nearer to what they were.
 pub(crate) fn rounds_activations(end: &str) -> bool {
@@ -322,32 +281,8 @@ pub(crate) fn rounds_activations(end: &str) -> bool {
     ENDS.contains(&end)
 }
 
-impl Method {
-    fn read(fields: &Fields<'_>, method: &str, budget: &mut Budget) -> Result<Self> {
-        match method.to_ascii_lowercase().as_str() {
-            "gptq" => Gptq::read(fields, budget).map(Self::Gptq),
-            "auto-round" | "intel/auto-round" => Gptq::read_auto_round(fields, budget).map(Self::Gptq),
-            "awq" => Awq::read(fields).map(Self::Awq),
-            "compressed-tensors" | "compressed_tensors" => Compressed::read(fields, budget).map(Self::Compressed),
-            "fp8" => Fp8::read(fields).map(Self::Fp8),
-            "fbgemm_fp8" => Ok(Self::Fp8(Fp8::of_rows())),
-            "modelopt" => Fp8::read_modelopt(fields).map(Self::Fp8),
-            "mxfp4" => Ok(Self::Mxfp4),
-            "bitsandbytes" => bitsandbytes::check(fields).map(|()| Self::Bitsandbytes),
-            _ => Err(unsupported(fields, "quant_method", method, METHODS)),
-        }
-    }
-}
-
 impl fmt::Display for Quantization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.method {
-            Method::Gptq(gptq) => write!(f, "GPTQ, {} bits", gptq.bits()),
-            Method::Awq(_) => f.write_str("AWQ, 4 bits"),
-            Method::Compressed(compressed) => write!(f, "compressed-tensors, {}", compressed.format()),
-            Method::Fp8(_) => f.write_str("FP8"),
-            Method::Mxfp4 => f.write_str("MXFP4"),
-            Method::Bitsandbytes => f.write_str("bitsandbytes, NF4"),
-        }
+        f.write_str(&self.format.name())
     }
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use sinew::models::plan::SequenceBytes;
 use sinew::models::tensors::TensorInfo;
 use sinew::models::{
-    Checkpoint, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, Plan, WeightOptions, one_line,
-    printable,
+    Checkpoint, DeviceBytes, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, WeightOptions,
+    one_line, printable,
 };
 use sinew::ops::layers::Encoding;
 
@@ -109,7 +109,7 @@ struct Findings<'a> {
 
 /// What a model takes once it is loaded.
 struct Needs {
-    plan: Plan,
+    plan: DeviceBytes,
     encoding: Encoding,
     /// Of a decoder that generates.
     sequence: Option<SequenceBytes>,

@@ -10,7 +10,7 @@ use crate::decoder::batch::Wanted;
 use crate::encoder::Encoder;
 use crate::error::count_of;
 use crate::load::Loader;
-use crate::plan::passes::{self, MAX_TEXTS};
+use crate::passes::{self, MAX_TEXTS};
 use crate::plan::room::{most_that_fits, refuse_beyond_memory};
 use crate::precision::Precision;
 use crate::steps::runner::Runner;

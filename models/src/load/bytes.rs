@@ -21,7 +21,7 @@ use crate::activations::sum;
 /// # Ok::<(), sinew_models::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct DeviceBytes {
     /// Packed weights, embedding tables, biases and the weights of norms.
     pub weights: usize,
     /// Keys and values.
@@ -34,7 +34,7 @@ pub struct Plan {
     pub logits: usize,
 }
 
-impl Plan {
+impl DeviceBytes {
     /// All of them.
     pub fn total(&self) -> usize {
         sum(self.parts().map(|(_, bytes)| bytes))

@@ -11,6 +11,7 @@ use sinew_ops::layers::{
 use sinew_tensor::DType;
 
 use super::Part;
+use super::bytes::DeviceBytes;
 use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
 use super::matrices::StoredMatrices;
 use super::matrix::{StoredMatrix, check};
@@ -18,7 +19,6 @@ use crate::Result;
 use crate::activations::{bytes, sum};
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
-use crate::load::Plan;
 use crate::precision::Precision;
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
@@ -72,13 +72,13 @@ impl<'a> Sizes<'a> {
     }
 
     /// Bytes of all that was counted.
-    pub(crate) fn plan(&self) -> Plan {
+    pub(crate) fn device_bytes(&self) -> DeviceBytes {
         let weights = sum(self.made.iter().map(|made| made.bytes));
-        Plan {
+        DeviceBytes {
             weights,
             activations: self.activations.as_ref().map_or(usize::MAX, ArenaPlan::bytes),
             tables: self.ropes,
-            ..Plan::default()
+            ..DeviceBytes::default()
         }
     }
 

@@ -45,7 +45,7 @@ fn packed(checkpoint: &Checkpoint, part: Part, k: usize) -> Vec<u8> {
         assert!(done < now && now <= total, "{now} of {total} after {done}");
         done = now;
     };
-    let mut loader = Loader::new(ctx, checkpoint, precision, &Plan::default(), &mut progress);
+    let mut loader = Loader::new(ctx, checkpoint, precision, 0, &mut progress);
     let packer = WeightPacker::new(loader.context(), DType::BF16, &[part.len()], k, false).expect("room");
     let threads = loader.context().host_threads();
     let slices = slices(&packer, threads, [k, k]).len();
@@ -136,7 +136,7 @@ fn what_is_packed_in_strips_has_the_bytes_of_what_is_packed_whole() {
         let matrices = StoredMatrices::of(&checkpoint, parts.clone(), count, k).expect("they fit");
         let becomes = matrices.becomes(&precision, &ctx, true);
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
         let packer = || loader.packer(&matrices, &becomes, true).expect("room");
         let mut whole = packer();
         assert_eq!(whole.is_ordered(), has_order);
@@ -174,13 +174,13 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
         sizes.product(parts.clone(), [experts.count, experts.k], true, false, true).expect("they fit");
         let mut nothing = |_, _| {};
-        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+        let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
         let (weight, _) = loader.pack(parts, [experts.count, experts.k], true, false, true).expect("it packs");
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
         let in_blocks = matches!(weight.shape().encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let bytes: usize = weight.tensor().shape().iter().product();
-        assert_eq!(sizes.plan().weights, bytes + order, "{method}, {has_order}, {apart}");
+        assert_eq!(sizes.device_bytes().weights, bytes + order, "{method}, {has_order}, {apart}");
     }
 }
 
@@ -243,7 +243,7 @@ fn parts_of_one_tensor_share_what_is_read_of_it_and_are_those_of_tensors_of_thei
             let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
             sizes.product(parts.clone(), [1, k], false, false, true).expect("they fit");
             let mut nothing = |_, _| {};
-            let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+            let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
             let (weight, _) = loader.pack(parts, [1, k], false, false, true).expect("it packs");
             let order = weight.order().map(|order| order.to_vec::<u32>().expect("an order"));
             let bytes: Vec<u8> = weight.tensor().to_vec().expect("bytes");
@@ -294,12 +294,12 @@ fn experts_of(checkpoint: &Checkpoint, parts: &[Part], [count, k]: [usize; 2]) -
     let mut sizes = Sizes::new(&ctx, checkpoint, precision);
     sizes.product(parts.to_vec(), [count, k], true, true, true).expect("they fit");
     let mut nothing = |_, _| {};
-    let mut loader = Loader::new(ctx.clone(), checkpoint, precision, &Plan::default(), &mut nothing);
+    let mut loader = Loader::new(ctx.clone(), checkpoint, precision, 0, &mut nothing);
     let (weight, bias) = loader.pack(parts.to_vec(), [count, k], true, true, true).expect("it packs");
     let bias = bias.expect("there are biases");
     let packed: Vec<u8> = weight.tensor().to_vec().expect("bytes");
     let biases: Vec<f32> = bias.to_vec().expect("values");
-    assert_eq!(sizes.plan().weights, packed.len() + 4 * biases.len());
+    assert_eq!(sizes.device_bytes().weights, packed.len() + 4 * biases.len());
     (packed, biases, bias.shape().to_vec())
 }
 
@@ -408,12 +408,12 @@ fn sinks_are_f32_as_exactly_as_they_are_stored_and_planned_for() {
     let checkpoint = checkpoint(&[("sinks", safetensors::Dtype::BF16, vec![3], bytes)], None);
     let precision = Precision::of(DType::BF16, ctx.device().hardware()).expect("bf16");
     let mut nothing = |_, _| {};
-    let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, &Plan::default(), &mut nothing);
+    let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, 0, &mut nothing);
     let sinks = loader.sinks("sinks", 3).expect("they load");
     assert_eq!(sinks.to_vec::<f32>().expect("f32"), values);
     let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
     sizes.sinks("sinks", 3).expect("they fit");
-    assert_eq!([sizes.plan().weights, loader.held().others], [12; 2]);
+    assert_eq!([sizes.device_bytes().weights, loader.held().others], [12; 2]);
     let error = loader.sinks("sinks", 4).expect_err("four heads").to_string();
     assert!(error.contains("sinks") && error.contains("[4]"), "{error}");
 }

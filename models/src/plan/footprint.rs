@@ -5,7 +5,7 @@ use sinew_ops::layers::Encoding;
 
 use crate::activations::sum;
 use crate::cache::CacheShape;
-use crate::load::{AT_HAND_BYTES, Made, Plan, Taken};
+use crate::load::{AT_HAND_BYTES, DeviceBytes, Made, Taken};
 use crate::precision::Precision;
 use crate::{DecoderConfig, LoadOptions, Result};
 
@@ -32,7 +32,7 @@ const MOST_SCATTERED: usize = 4 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Footprint {
     /// What the model asks its device for.
-    pub plan: Plan,
+    pub plan: DeviceBytes,
     /// The weights of the plan in each encoding, the most bytes first.
     pub weights: Vec<(Encoding, usize)>,
     /// How sequences share the cache, of a decoder that generates.
@@ -160,7 +160,13 @@ pub(super) fn by_encoding(made: &[Made]) -> Vec<(Encoding, usize)> {
 }
 
 /// What is rounded up: weights, the cache and activations to pages, and the rest to what a pool hands out.
-pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: usize, workspace: usize) -> usize {
+pub(super) fn rounding(
+    device: &dyn Device,
+    plan: &DeviceBytes,
+    made: &[Made],
+    cache: usize,
+    workspace: usize,
+) -> usize {
     let of_pages = |bytes: usize| device.held_bytes(bytes).saturating_sub(bytes);
     let of_weights = made.iter().map(|made| of_pages(made.bytes));
     sum([
@@ -172,7 +178,7 @@ pub(super) fn rounding(device: &dyn Device, plan: &Plan, made: &[Made], cache: u
 }
 
 /// What a pool rounds up beyond its average, and what is free in its slabs: at least most of one that is begun.
-pub(super) fn margin(plan: &Plan, workspace: usize) -> usize {
+pub(super) fn margin(plan: &DeviceBytes, workspace: usize) -> usize {
     let in_slabs = in_slabs(plan, workspace);
     let slab = PoolConfig::limited(plan.total().saturating_add(workspace)).slab_bytes;
     let scattered = (in_slabs / POOL_SCATTERS).clamp(LEAST_SCATTERED, MOST_SCATTERED);
@@ -180,7 +186,7 @@ pub(super) fn margin(plan: &Plan, workspace: usize) -> usize {
 }
 
 /// What has no memory of its own.
-fn in_slabs(plan: &Plan, workspace: usize) -> usize {
+fn in_slabs(plan: &DeviceBytes, workspace: usize) -> usize {
     sum([plan.tables, plan.logits, workspace])
 }
 

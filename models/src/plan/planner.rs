@@ -9,13 +9,15 @@ use sinew_ops::layers::OldKv;
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
+use super::purpose::Purpose;
+use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::documents::FileName;
 use crate::error::count_of;
-use crate::load::{Plan, Sizes};
-use crate::plan::passes;
-use crate::plan::room::{most_that_fits, refuse_beyond_memory};
+use crate::load::{DeviceBytes, Sizes};
+use crate::load_options::LoadOptions;
+use crate::passes;
 use crate::precision::{Precision, Quantize, main_dtype};
-use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOptions};
+use crate::{Checkpoint, DecoderConfig, Folder, Load, Result, WeightOptions};
 
 /// Says what memory a model takes before its weights are read.
 ///
@@ -39,10 +41,8 @@ use crate::{Checkpoint, Folder, Load, LoadOptions, ModelConfig, Result, WeightOp
 #[derive(Debug)]
 pub struct Planner<'a> {
     ctx: &'a Context,
-    config: &'a ModelConfig,
+    purpose: Purpose<'a>,
     checkpoint: MaybeOwned<'a>,
-    /// Whether it turns texts into vectors.
-    embeds: bool,
     /// Bytes of the tokenizer's file.
     tokenizer: u64,
 }
@@ -109,20 +109,19 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// Files that are missing or damaged, or an architecture that is not supported.
     pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
-        let config = folder.config()?;
+        let purpose = Purpose::of(folder)?;
         let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
-        let embeds = folder.embeds()?;
-        Ok(Self { ctx, config, checkpoint: MaybeOwned::Own(folder.checkpoint(load)?), embeds, tokenizer })
+        Ok(Self { ctx, purpose, checkpoint: MaybeOwned::Own(folder.checkpoint(load)?), tokenizer })
     }
 
     /// A planner of a checkpoint that is being loaded, beside its tokenizer.
-    pub(crate) fn of(ctx: &'a Context, config: &'a ModelConfig, checkpoint: &'a Checkpoint, embeds: bool) -> Self {
-        Self { ctx, config, checkpoint: MaybeOwned::Lent(checkpoint), embeds, tokenizer: 0 }
+    pub(crate) fn of(ctx: &'a Context, purpose: Purpose<'a>, checkpoint: &'a Checkpoint) -> Self {
+        Self { ctx, purpose, checkpoint: MaybeOwned::Lent(checkpoint), tokenizer: 0 }
     }
 
     /// Whether the model turns texts into vectors: then nothing but the weights is asked of options.
     pub fn embeds(&self) -> bool {
-        self.embeds
+        matches!(self.purpose, Purpose::Embed(_))
     }
 
     /// What a process takes that loads the model so and runs it.
@@ -132,21 +131,23 @@ impl<'a> Planner<'a> {
     /// of [`Checkpoint::refuse_unread`].
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
-        let precision = match self.embeds {
-            true => options.weights.precision(&self.checkpoint, self.ctx)?,
-            false => options.precision(&self.checkpoint, self.ctx)?,
+        let precision = match self.purpose {
+            Purpose::Generate(_) => options.precision(&self.checkpoint, self.ctx)?,
+            Purpose::Embed(_) => options.weights.precision(&self.checkpoint, self.ctx)?,
         };
         let mut sizes = Sizes::new(self.ctx, &self.checkpoint, precision).with_workspace();
-        let (plan, cache, sequences) = if self.embeds {
-            let plan = passes::plan(self.config, &mut sizes)?;
-            (plan, plan.cache, None)
-        } else {
-            let config = self.config.as_decoder()?;
-            let plan = options.plan(config, &mut sizes)?;
-            let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
-            let held =
-                options.cache_shape(config, precision).map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
-            (plan, held, Some(SequenceBytes::of(config, options, precision)?))
+        let (plan, cache, sequences) = match self.purpose {
+            Purpose::Generate(config) => {
+                let plan = options.device_bytes(config, &mut sizes)?;
+                let swapped = if footprint::is_host(device) { options.swap_tokens } else { 0 };
+                let shape = options.cache_shape(config, precision);
+                let held = shape.map_or(plan.cache, |shape| shape.held_bytes(device, swapped));
+                (plan, held, Some(SequenceBytes::of(config, options, precision)?))
+            }
+            Purpose::Embed(config) => {
+                let plan = passes::device_bytes(config, &mut sizes)?;
+                (plan, plan.cache, None)
+            }
         };
         let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
@@ -172,10 +173,11 @@ impl<'a> Planner<'a> {
     /// The most sequences at once that fit a budget, each as long as they may become; none where not even one does.
     ///
     /// # Errors
-    /// Those of [`Planner::footprint`].
+    /// Those of [`Planner::footprint`], and [`Error::Unsupported`](crate::Error::Unsupported) for a model that
+    /// [embeds](Planner::embeds): any number of texts is in passes of one size.
     pub fn most_sequences(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
         // A cache of so many tokens holds no more, however much memory is left.
-        let context = options.limits(self.config.as_decoder()?)?.context.max(1);
+        let context = options.limits(self.purpose.generating()?)?.context.max(1);
         let limit = options.cache_tokens.map_or(usize::MAX, |tokens| tokens / context);
         self.most(limit, budget, |max_sequences| LoadOptions { max_sequences, ..options.clone() })
     }
@@ -184,9 +186,9 @@ impl<'a> Planner<'a> {
     /// does.
     ///
     /// # Errors
-    /// Those of [`Planner::footprint`].
+    /// Those of [`Planner::most_sequences`].
     pub fn longest_context(&self, options: &LoadOptions, budget: usize) -> Result<usize> {
-        let (longest, block) = (self.config.as_decoder()?.longest_context(), options.block_size.max(1));
+        let (longest, block) = (self.purpose.generating()?.longest_context(), options.block_size.max(1));
         let tokens = |blocks: usize| blocks.saturating_mul(block).min(longest);
         let blocks = self.most(longest.div_ceil(block), budget, |blocks| LoadOptions {
             context: Some(tokens(blocks)),
@@ -201,14 +203,14 @@ impl<'a> Planner<'a> {
     }
 
     /// Refuses to load what the context has not as much memory for as [`pooled`](Footprint::pooled) says, before any of
-    /// it is allocated; `purpose` says for how much work it would be. The plan of what is not refused.
+    /// it is allocated; `work` is what it would be for, in words. The plan of what is not refused.
     ///
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
     /// holds the rest, and what would fit.
-    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, purpose: &str) -> Result<Plan> {
+    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, work: &str) -> Result<DeviceBytes> {
         let footprint = self.footprint(options)?;
-        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), purpose, |_| self.would_fit(options))?;
+        refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), work, |_| self.would_fit(options))?;
         Ok(footprint.plan)
     }
 
@@ -268,13 +270,13 @@ impl<'a> Planner<'a> {
         const SHORT_CHUNK: usize = 64;
         let precision = options.weights.precision(&self.checkpoint, self.ctx)?;
         let mut changes = Vec::new();
-        if !self.embeds {
-            changes.extend(self.less_room(options, budget)?);
+        if let Purpose::Generate(config) = self.purpose {
+            changes.extend(self.less_room(config, options, budget)?);
             let sequences = self.most_sequences(options, budget)?;
             if sequences > 0 && sequences < options.max_sequences {
                 changes.push(Change::Sequences(sequences));
             }
-            let (config, context) = (self.config.as_decoder()?, self.longest_context(options, budget)?);
+            let context = self.longest_context(options, budget)?;
             if context > 0 && context < options.limits(config)?.context {
                 changes.push(Change::Context(context));
             }
@@ -298,7 +300,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Less room than was asked for beside that of the sequences, and blocks of the usual size.
-    fn less_room(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
+    fn less_room(&self, config: &DecoderConfig, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
         let &LoadOptions { cache_tokens, swap_tokens, block_size, .. } = options;
         // In whole blocks, as they are allocated.
         let most = |asked: usize, with: &dyn Fn(usize) -> LoadOptions| {
@@ -311,7 +313,7 @@ impl<'a> Planner<'a> {
             let fits = most(asked, &|tokens| LoadOptions { cache_tokens: Some(tokens), ..options.clone() })?.min(asked);
             if fits < asked {
                 // With less than a sequence no request as long as the context would ever run.
-                let context = options.limits(self.config.as_decoder()?)?.context;
+                let context = options.limits(config)?.context;
                 changes.push(Change::CacheTokens(Some(fits).filter(|fits| *fits >= context)));
             }
         }

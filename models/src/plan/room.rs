@@ -8,15 +8,15 @@ use crate::load::Taken;
 use crate::{Error, Result};
 
 /// Refuses parts of a model that the free memory of a context's device, or its limit, cannot hold together, before any
-/// of them is allocated; `purpose` says for how much work they would be, and `would_fit`, which is asked where they are
-/// refused, what would not be.
+/// of them is allocated; `work` is what they would be for, in words, and `would_fit`, which is asked where they are refused, says
+/// what would not be.
 ///
 /// # Errors
 /// [`Error::Input`], which says what takes how much, what holds the rest, and what would fit.
 pub(crate) fn refuse_beyond_memory(
     ctx: &Context,
     parts: &[Taken],
-    purpose: &str,
+    work: &str,
     would_fit: impl FnOnce(usize) -> Result<String>,
 ) -> Result<()> {
     let (available, total) = (ctx.available_memory()?, sum(parts.iter().map(|(_, bytes)| *bytes)));
@@ -26,7 +26,7 @@ pub(crate) fn refuse_beyond_memory(
     let parts = parts.iter().filter(|(_, bytes)| *bytes > 0);
     let parts: Vec<String> = parts.map(|(what, bytes)| format!("{what} {}", Bytes(*bytes))).collect();
     Err(Error::Input(format!(
-        "the model takes {} for {purpose} ({}); {}; {}",
+        "the model takes {} for {work} ({}); {}; {}",
         Bytes(total).beside([available]).0,
         parts.join(", "),
         free(ctx, total, available)?,

@@ -9,7 +9,7 @@ use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::limits::Limits;
-use crate::load::{Maker, Plan, Sizes};
+use crate::load::{DeviceBytes, Maker, Sizes};
 use crate::precision::{Precision, WeightOptions};
 use crate::steps::logits::Logits;
 use crate::{DecoderConfig, Error, Result};
@@ -92,7 +92,7 @@ impl LoadOptions {
     }
 
     /// What loading makes of a checkpoint of such sizes.
-    pub(crate) fn plan(&self, config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+    pub(crate) fn device_bytes(&self, config: &DecoderConfig, sizes: &mut Sizes<'_>) -> Result<DeviceBytes> {
         let limits = self.limits(config)?;
         Decoder::count(sizes, config, &limits)?;
         let cache = self.cache_shape(config, sizes.precision()).map_or(usize::MAX, |shape| {
@@ -100,7 +100,8 @@ impl LoadOptions {
             let host = if sizes.device() == DeviceKind::CPU { shape.host_bytes(self.swap_tokens) } else { 0 };
             shape.bytes().saturating_add(host)
         });
-        Ok(Plan { cache, logits: Logits::bytes(config.vocab_size, limits.max_wanted()), ..sizes.plan() })
+        let logits = Logits::bytes(config.vocab_size, limits.max_wanted());
+        Ok(DeviceBytes { cache, logits, ..sizes.device_bytes() })
     }
 
     /// The cache.

@@ -6,8 +6,7 @@ use crate::cache::CacheShape;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::limits::Limits;
-use crate::load::Plan;
-use crate::load::{Maker, Sizes};
+use crate::load::{DeviceBytes, Maker, Sizes};
 use crate::precision::Precision;
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 
@@ -57,17 +56,18 @@ pub(crate) fn cache_bytes(config: &DecoderConfig, precision: Precision, tokens: 
 ///
 /// # Errors
 /// Tensors that are missing or of another shape than the config says.
-pub(crate) fn plan(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<Plan> {
+pub(crate) fn device_bytes(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Result<DeviceBytes> {
     let device = sizes.device();
     match config {
         ModelConfig::Encoder(config) => {
             Encoder::count(sizes, config, rows(config, device), MAX_TEXTS)?;
-            Ok(sizes.plan())
+            Ok(sizes.device_bytes())
         }
         ModelConfig::Decoder(config) => {
             let limits = limits(config, device);
             Decoder::count(sizes, config, &limits)?;
-            Ok(Plan { cache: cache_bytes(config, sizes.precision(), limits.max_rows), ..sizes.plan() })
+            let cache = cache_bytes(config, sizes.precision(), limits.max_rows);
+            Ok(DeviceBytes { cache, ..sizes.device_bytes() })
         }
     }
 }
