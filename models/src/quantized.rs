@@ -119,7 +119,11 @@ impl Quantization {
                         (None, "compression_config") => "compressed-tensors",
                         (method, _) => fields.required("quant_method", method)?,
                     };
-                    return Ok(Some(Self::read(&fields, method, dtype)?));
+                    let ordered = own.and_then(|(own, _)| in_own_order(config.get(section)?, own));
+                    let fields = ordered.as_ref().map_or(Ok(fields), |value| Fields::of(value, file, section))?;
+                    // As in modelopt's own file.
+                    let nested = fields.section("quantization")?.filter(|_| method.eq_ignore_ascii_case("modelopt"));
+                    return Ok(Some(Self::read(&nested.unwrap_or(fields), method, dtype)?));
                 }
             }
         }
@@ -176,17 +180,12 @@ impl Quantization {
         Ok(module)
     }
 
-    /// Refuses floats of a module of a layer that the config says is quantized: see [`module`](Self::module).
+    /// Refuses floats of a module that the config says is quantized: see [`module`](Self::module).
     ///
     /// # Errors
     /// [`Error::Checkpoint`] for a module that the config names, or that has scales.
     pub(crate) fn check_floats(&self, tensors: &Tensors, name: &str) -> Result<()> {
-        let probe = Probe { tensors, module: name, format: &self.to_string() };
-        // Heads and tables need not be quantized though all modules are.
-        if !probe.is_of_layer() {
-            return Ok(());
-        }
-        self.format.check_floats(&probe)
+        self.format.check_floats(&Probe { tensors, module: name, format: &self.to_string() })
     }
 
     /// Refuses a module whose floats would be `[in, out]`, as GPT-2 has them, in a format that says of no such module how
@@ -245,6 +244,15 @@ impl Quantization {
         }
         Ok(())
     }
+}
+
+/// A config's section with GPTQModel's `dynamic`, of which the first entry that matches counts, in the order of its own
+/// file: transformers sorts what it writes to `config.json`. `None` where the two do not say the same.
+fn in_own_order(section: &Value, own: &Value) -> Option<Value> {
+    let dynamic = own.get("dynamic").filter(|dynamic| section.get("dynamic") == Some(*dynamic))?;
+    let mut ordered = section.clone();
+    ordered["dynamic"] = dynamic.clone();
+    Some(ordered)
 }
 
 /// The module, of those that are meant, that a tensor is of, and the rest of the tensor's name.

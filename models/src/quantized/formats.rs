@@ -11,7 +11,7 @@ use super::bitsandbytes;
 use super::compressed::Compressed;
 use super::config::unsupported;
 use super::fp8::{self, Fp8};
-use super::gptq::Gptq;
+use super::gptq::{self, Gptq, Packing};
 use super::module::StoredModule;
 use super::mxfp4;
 use super::patterns::Budget;
@@ -90,7 +90,15 @@ static METHODS: [Method; 9] = [
     },
     Method {
         names: &["auto-round", "intel/auto-round"],
-        read: |fields, budget| Ok(Arc::new(Gptq::read_auto_round(fields, budget)?)),
+        read: |fields, budget| {
+            Ok(match Packing::of_auto_round(fields)? {
+                Packing::Gptq { version_1 } => Arc::new(Gptq::read_auto_round(fields, version_1, budget)?),
+                Packing::Awq => {
+                    gptq::refuse_extra(fields)?;
+                    Arc::new(Awq::read(fields)?)
+                }
+            })
+        },
         ..GPTQ
     },
     Method {

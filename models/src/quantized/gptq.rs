@@ -8,10 +8,12 @@
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
 //! point to the next where one is 0, so that it must be added to whole words again.
 
+use std::collections::BTreeMap;
+
 use safetensors::Dtype;
 
 use super::bits::Bits;
-use super::config::{bits, expect, group_size, refuse, unsupported};
+use super::config::{MAX_BITS, bits, expect, group_size, refuse, unsupported};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::patterns::{Budget, Expression};
@@ -26,14 +28,21 @@ pub(super) struct Gptq {
     scheme: Scheme,
     /// Whether zero points are stored less 1.
     version_1: bool,
+    /// What auto-round says of modules by their names.
+    extra: BTreeMap<String, Dynamic>,
     /// In the order of the file.
     dynamic: Vec<(Expression, Dynamic)>,
+    /// The field that says that the head is quantized, too.
+    of_head: Option<&'static str>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
     of_blocks: Vec<String>,
 }
 
 /// What has [`Gptq::of_blocks`].
 const BLOCKS: &str = "modules_in_block_to_quantize";
+
+/// What has [`Gptq::extra`].
+const EXTRA: &str = "extra_config";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Scheme {
@@ -44,11 +53,22 @@ struct Scheme {
     act_order: bool,
 }
 
-/// What `dynamic` says of the modules that match.
+/// What `dynamic`, or auto-round's [`EXTRA`], says of the modules that match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dynamic {
     LeftOut,
     As(Scheme),
+}
+
+impl Scheme {
+    /// That with what a module's own fields say.
+    fn with(self, over: &Fields<'_>) -> Result<Self> {
+        Ok(Self {
+            bits: bits(over, "bits")?.unwrap_or(self.bits),
+            group: group_size(over, "group_size")?.unwrap_or(self.group),
+            act_order: act_order(over)?.unwrap_or(self.act_order),
+        })
+    }
 }
 
 impl Gptq {
@@ -73,36 +93,29 @@ impl Gptq {
         Self::of_version(fields, format.is_none_or(|format| format == "gptq"), budget)
     }
 
-    /// What a config of auto-round's says.
-    ///
-    /// Its releases up to 0.4 name how tensors are packed, and the kernel, in `backend`; later ones, whose `backend` is the
-    /// kernel alone, in `packing_format`. What has `gptq` in it is packed as AutoGPTQ has it, in version 1; what is its own,
-    /// or GPTQModel's, in version 2.
-    pub fn read_auto_round(fields: &Fields<'_>, budget: &mut Budget) -> Result<Self> {
-        const VERSION_1: [&str; 4] = ["auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq"];
-        const VERSION_2: [&str; 2] = ["auto_round:gptqmodel", "auto_round"];
-        /// Kernels whose tensors are packed alike.
-        const KERNELS: [&str; 6] = ["exllamav2", "exllamav1", "exllama", "tritonv2", "triton", "cuda"];
-        let names = ["packing_format", "backend"];
-        let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
-            return Err(fields.problem(names[0], "is missing, as is `backend`: zero points are stored in two ways"));
-        };
-        let found = fields.required(name, fields.text(name)?)?.to_ascii_lowercase();
-        // As its first release has it.
-        let found = found.replace("autoround", "auto_round").replace("auto-round", "auto_round");
-        let format = match found.rsplit_once(':') {
-            Some((format, kernel)) if KERNELS.contains(&kernel) => format,
-            // What its loader takes it for.
-            None if found == "auto" && name == "packing_format" => VERSION_1[0],
-            _ => &found,
-        };
-        let version_1 = VERSION_1.contains(&format);
-        if !version_1 && !VERSION_2.contains(&format) {
-            return Err(unsupported(fields, name, &found, &[&VERSION_1[..], &VERSION_2].concat().join(", ")));
-        }
-        // Its own name for what is refused below.
+    /// What a config of auto-round's says, packed so.
+    pub fn read_auto_round(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
+        // Its own name for what is refused of the others.
         refuse(fields, "rotation_config", |_| false)?;
-        Self::of_version(fields, version_1, budget)
+        let mut read = Self::of_version(fields, version_1, budget)?;
+        if let Some(section) = fields.section(EXTRA)? {
+            for key in section.keys() {
+                let over = section.required(key, section.section(key)?)?;
+                let of = match left_out_of_auto_round(&over)? {
+                    true => Dynamic::LeftOut,
+                    false => Dynamic::As(read.scheme.with(&over)?),
+                };
+                // Whole names, or expressions.
+                match key.contains(|letter| "*+?^$()[]{}|\\".contains(letter)) {
+                    true => {
+                        let problem = |problem: &str| section.problem(key, problem);
+                        read.dynamic.push((Expression::new(key, budget, problem)?, of));
+                    }
+                    false => drop(read.extra.insert(key.to_owned(), of)),
+                }
+            }
+        }
+        Ok(read)
     }
 
     fn of_version(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
@@ -120,7 +133,15 @@ impl Gptq {
                 dynamic.push(read_dynamic(&section, key, scheme, budget)?);
             }
         }
-        Ok(Self { scheme, version_1, dynamic, of_blocks: of_blocks(fields)? })
+        let mut of_head = None;
+        // GPTQModel's, and auto-round's.
+        for name in ["lm_head", "quant_lm_head"] {
+            if fields.flag(name)? == Some(true) {
+                of_head = Some(name);
+            }
+        }
+        let (extra, of_blocks) = (BTreeMap::new(), of_blocks(fields)?);
+        Ok(Self { scheme, version_1, extra, dynamic, of_head, of_blocks })
     }
 
     pub fn bits(&self) -> usize {
@@ -175,11 +196,19 @@ impl Gptq {
 
     /// Refuses floats of a module that the config names, or that have scales.
     pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        let found = self.dynamic_of(probe)?;
+        let is_left_out = matches!(found, Some((_, Dynamic::LeftOut)));
+        if let Some(Dynamic::As(_)) = self.extra.get(probe.module) {
+            return Err(probe.problem(format!("`{EXTRA}` says how it is quantized, and it has no qweight")));
+        }
+        if let Some(field) = self.of_head.filter(|_| is_head(probe.module) && !is_left_out) {
+            return Err(probe.problem(format!("`{field}` says that it is quantized, and it has no qweight")));
+        }
         let is_end = |end: &&String| {
             probe.module.strip_suffix(end.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
         };
         match self.of_blocks.iter().find(is_end) {
-            Some(end) if !matches!(self.dynamic_of(probe)?, Some((_, Dynamic::LeftOut))) => {
+            Some(end) if probe.is_of_layer() && !is_left_out => {
                 let end = end.escape_debug();
                 Err(probe.problem(format!("`{BLOCKS}` has `{end}`, and it has no qweight")))
             }
@@ -187,8 +216,12 @@ impl Gptq {
         }
     }
 
-    /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`).
+    /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`). Whole names of
+    /// auto-round's come before its expressions.
     fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&str, Dynamic)>> {
+        if let Some((name, dynamic)) = self.extra.get_key_value(probe.module) {
+            return Ok(Some((name, *dynamic)));
+        }
         for (pattern, dynamic) in &self.dynamic {
             if pattern.matches(probe.module)? {
                 return Ok(Some((pattern.text(), *dynamic)));
@@ -208,7 +241,7 @@ impl Gptq {
             Some((_, Dynamic::As(scheme))) => Ok(scheme),
             Some((pattern, Dynamic::LeftOut)) => {
                 let pattern = pattern.escape_debug();
-                Err(probe.problem(format!("`dynamic` leaves it out with `{pattern}`, and it has a qweight")))
+                Err(probe.problem(format!("the config leaves it out with `{pattern}`, and it has a qweight")))
             }
         }
     }
@@ -226,6 +259,73 @@ fn of_blocks(fields: &Fields<'_>) -> Result<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+/// Whether a module is a model's head, by its name.
+fn is_head(module: &str) -> bool {
+    module.rsplit('.').next() == Some("lm_head")
+}
+
+/// How auto-round packs tensors.
+pub(super) enum Packing {
+    /// As GPTQ has them, in version 1 or 2.
+    Gptq { version_1: bool },
+    /// As AWQ has them.
+    Awq,
+}
+
+impl Packing {
+    /// What a config of auto-round's says.
+    ///
+    /// Its releases up to 0.4 name how tensors are packed, and the kernel, in `backend`; later ones, whose `backend` is the
+    /// kernel alone, in `packing_format`. What has `gptq` in it is packed as AutoGPTQ has it, in version 1; what is its own,
+    /// or GPTQModel's, in version 2.
+    pub fn of_auto_round(fields: &Fields<'_>) -> Result<Self> {
+        const VERSION_1: [&str; 4] = ["auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq"];
+        const VERSION_2: [&str; 2] = ["auto_round:gptqmodel", "auto_round"];
+        const AWQ: [&str; 4] = ["auto_round:auto_awq", "auto_round:awq", "auto_awq", "awq"];
+        /// Kernels whose tensors are packed alike.
+        const KERNELS: [&str; 6] = ["exllamav2", "exllamav1", "exllama", "tritonv2", "triton", "cuda"];
+        let names = ["packing_format", "backend"];
+        let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
+            return Err(fields.problem(names[0], "is missing, as is `backend`: zero points are stored in two ways"));
+        };
+        let found = fields.required(name, fields.text(name)?)?.to_ascii_lowercase();
+        // As its first release has it.
+        let found = found.replace("autoround", "auto_round").replace("auto-round", "auto_round");
+        let format = match found.rsplit_once(':') {
+            Some((format, kernel)) if KERNELS.contains(&kernel) => format,
+            // What its loader takes it for.
+            None if found == "auto" && name == "packing_format" => VERSION_1[0],
+            _ => &found,
+        };
+        if AWQ.contains(&format) {
+            return Ok(Self::Awq);
+        }
+        let version_1 = VERSION_1.contains(&format);
+        if !version_1 && !VERSION_2.contains(&format) {
+            return Err(unsupported(fields, name, &found, &[&VERSION_1[..], &VERSION_2, &AWQ].concat().join(", ")));
+        }
+        Ok(Self::Gptq { version_1 })
+    }
+}
+
+/// Refuses what auto-round says of single modules, but for those that it leaves out.
+pub(super) fn refuse_extra(fields: &Fields<'_>) -> Result<()> {
+    if let Some(section) = fields.section(EXTRA)? {
+        for key in section.keys() {
+            let over = section.required(key, section.section(key)?)?;
+            if !left_out_of_auto_round(&over)? {
+                return Err(unsupported(&section, key, "a scheme of its own", "modules that are left out"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether auto-round leaves a module out: floats have 16 bits and more.
+fn left_out_of_auto_round(over: &Fields<'_>) -> Result<bool> {
+    Ok(over.count("bits", MAX_BITS)?.is_some_and(|bits| bits >= 16))
 }
 
 /// Whether columns are in groups in the order in which they were quantized.
@@ -252,11 +352,7 @@ fn read_dynamic<'a>(
     let over = section.section(key)?;
     let scheme = match over {
         None => scheme,
-        Some(over) => Scheme {
-            bits: bits(&over, "bits")?.unwrap_or(scheme.bits),
-            group: group_size(&over, "group_size")?.unwrap_or(scheme.group),
-            act_order: act_order(&over)?.unwrap_or(scheme.act_order),
-        },
+        Some(over) => scheme.with(&over)?,
     };
     Ok((pattern, Dynamic::As(scheme)))
 }

@@ -723,6 +723,8 @@ fn files_of_its_own_say_the_same() {
     assert_eq!(shown(json!({ "w_bit": 4, "q_group_size": 64, "version": "GEMM" }), "quant_config.json"), "AWQ, 4 bits");
     let modelopt = json!({ "producer": {}, "quantization": { "quant_algo": "FP8" } });
     assert_eq!(shown(modelopt, "hf_quant_config.json"), "FP8");
+    let in_config = json!({ "quant_method": "modelopt", "quantization": { "quant_algo": "FP8" } });
+    quantization(in_config).expect("nested there, too");
     let error = parse(json!({}), "quantize_config.json").expect_err("says nothing");
     assert!(matches!(error, Error::Config { .. }) && error.to_string().starts_with("quantize_config.json"));
     let nested = json!({ "text_config": { "quantization_config": { "quant_method": "mxfp4" } } });

@@ -99,7 +99,7 @@ fn floats_beside_parts_of_a_quantized_weight_are_refused() {
         let error = check("model.layers.1.mlp.up_proj", part).expect_err("refused").to_string();
         assert!(error.contains(&format!("`model.layers.1.mlp.up_proj.{part}`")), "{method}: {error}");
         check("model.layers.1.mlp.up_proj", "bias").expect("no part of a quantized weight");
-        check("lm_head", part).expect("of no layer");
+        check("lm_head", part).expect_err("refused");
     }
     let name = "model.layers.1.mlp.experts.down_proj";
     let stored = checkpoint(&[f16s(name, &[1, 2, 4], &[1.0; 8]), f16s(format!("{name}_scales").leak(), &[1], &[1.0])]);
@@ -172,6 +172,18 @@ fn floats_of_a_module_that_the_config_names_are_refused() {
     let of_class = compressed(json!(["Linear"]), "float-quantized", none);
     check(&of_class, false).expect("other classes have floats too");
     refused(of_class, true, "weight_scale");
+    let head = compressed(json!(["Linear", "lm_head"]), "float-quantized", json!([]));
+    let error = quantization(head).expect("known").check_floats(&plain(false), "lm_head").expect_err("named");
+    assert!(error.to_string().contains("its group `g`"), "{error}");
+    for field in ["lm_head", "quant_lm_head"] {
+        let of = |dynamic: Value| {
+            let mut config = gptq(json!(null), dynamic);
+            config[field] = true.into();
+            quantization(config).expect("known").check_floats(&plain(false), "lm_head")
+        };
+        assert!(of(json!({})).expect_err("named").to_string().contains(field));
+        of(json!({ "-:lm_head": {} })).expect("left out");
+    }
     refused(json!({ "quant_method": "fp8" }), true, "weight_scale");
     check(&json!({ "quant_method": "fp8" }), false).expect("no scales");
 }
@@ -274,6 +286,48 @@ fn dynamic_bits_are_those_of_the_modules_that_match() {
     }
     assert!(open(json!({ "m.*": { "bits": 4 }, "m": { "bits": 8 } })).is_err());
     assert!(open(json!({ "-:m": {}, "+:m": { "bits": 8 } })).is_err());
+    // transformers sorts what it writes; GPTQModel's own file has the order.
+    let [sorted, ordered] =
+        [r#"{ "m": { "bits": 4 }, "m.*": { "bits": 8 } }"#, r#"{ "m.*": { "bits": 8 }, "m": { "bits": 4 } }"#]
+            .map(|dynamic| config(serde_json::from_str(dynamic).expect("JSON")));
+    let of = |own: Option<&Value>| {
+        let sorted = json!({ "quantization_config": sorted });
+        let own = own.map(|own| (own, "quantize_config.json"));
+        Quantization::parse(&sorted, "config.json", own).expect("known").expect("quantized").module(&checkpoint, "m")
+    };
+    assert!(of(Some(&ordered)).expect("fits").is_some());
+    let other = config(json!({ "m.*": { "bits": 8 } }));
+    assert!(of(None).is_err() && of(Some(&other)).is_err());
+}
+
+#[test]
+fn extra_config_of_auto_round_is_of_modules_by_their_names_or_expressions() {
+    let of = |extra: Value| {
+        quantization(json!({
+            "quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "bits": 4, "group_size": -1,
+            "extra_config": extra,
+        }))
+    };
+    let stored = checkpoint(&[
+        i32s("a.m.qweight", &[8, 8], &[0x8181_8181; 64]),
+        i32s("a.m.qzeros", &[1, 2], &[0x8080_8080; 2]),
+        f16s("a.m.scales", &[1, 8], &[1.0; 8]),
+        f16s("a.n.weight", &[8, 8], &[1.0; 64]),
+    ]);
+    let (four, eight) = (json!({ "bits": 4 }), json!({ "bits": 8, "data_type": "int" }));
+    let floats = json!({ "bits": 16, "data_type": "float" });
+    for extra in [json!({ "a.m": eight }), json!({ ".*\\.m": eight }), json!({ ".*m": four, "a.m": eight })] {
+        let module = of(extra).expect("known").module(&stored, "a.m").expect("fits").expect("quantized");
+        assert!(values(&module, &stored).iter().all(|&value| value == 1.0));
+    }
+    for extra in [json!({}), json!({ "m": eight }), json!({ "a.m": floats })] {
+        of(extra).expect("known").module(&stored, "a.m").expect_err("of other bits, or left out");
+    }
+    of(json!({ "a.n": floats })).expect("known").check_floats(&stored, "a.n").expect("left out");
+    let error = of(json!({ "a.n": eight })).expect("known").check_floats(&stored, "a.n").expect_err("named");
+    assert!(error.to_string().contains("extra_config"), "{error}");
+    assert!(of(json!({ "a.m": { "bits": 3 } })).expect_err("of 3 bits").to_string().contains("bits"));
+    assert!(of(json!({ "a.m": 8 })).is_err());
 }
 
 #[test]

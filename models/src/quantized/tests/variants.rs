@@ -79,7 +79,10 @@ fn auto_round_says_the_version_of_its_zero_points_by_names() {
     for (fields, parts) in [
         (json!({}), &["packing_format", "backend", "missing"][..]),
         (json!({ "backend": "auto" }), &["backend", "auto", "auto_round:auto_gptq", "auto_round:gptqmodel"]),
-        (json!({ "packing_format": "auto_round:auto_awq" }), &["packing_format", "auto_round:auto_awq"]),
+        (
+            json!({ "packing_format": "auto_round:auto_awq", "extra_config": { "n": { "bits": 8 } } }),
+            &["extra_config", "n"],
+        ),
         (json!({ "packing_format": "auto_round:fp8_static" }), &["packing_format", "fp8_static"]),
         (json!({ "backend": "gptq:marlin" }), &["backend", "gptq:marlin"]),
         (json!({ "backend": "auto_round", "pack_dtype": "int16" }), &["pack_dtype", "int16"]),
@@ -87,6 +90,21 @@ fn auto_round_says_the_version_of_its_zero_points_by_names() {
     ] {
         refused_config(auto_round(fields), parts);
     }
+}
+
+#[test]
+fn auto_round_may_pack_as_awq() {
+    let stored = checkpoint(&[
+        i32s("m.qweight", &[8, 1], &[0x9999_9999; 8]),
+        i32s("m.qzeros", &[1, 1], &[0x7777_7777]),
+        f16s("m.scales", &[1, 8], &[1.0; 8]),
+    ]);
+    let config = json!({
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": -1, "sym": false,
+        "extra_config": { "n": { "bits": 16 } },
+    });
+    let module = quantization(config).expect("known").module(&stored, "m").expect("fits").expect("quantized");
+    assert_eq!(values(&module, &stored), [2.0; 64]);
 }
 
 #[test]
@@ -156,6 +174,8 @@ fn schemes_of_compressed_tensors_have_scales_of_their_shape_and_no_other() {
         (packed, preset("w4a16_asym"), "int4", [8, 256], [1, 128]),
         (int, preset("W8A8"), "int8", [4, 64], [1, 64]),
         (int, preset("W8A16"), "int8", [4, 64], [1, 64]),
+        (int, preset("W4A8"), "int8", [4, 256], [1, 128]),
+        (int, of_rows(4, "int"), "int8", [4, 64], [1, 64]),
     ];
     for (format, groups, weight, shape, shared) in cases {
         let what = format!("{format} {groups}");
