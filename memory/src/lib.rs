@@ -6,7 +6,7 @@
 //!
 //! Three allocators hand out memory: a [`Pool`] by size, for whatever comes and goes; an [`Arena`] from the bottom up,
 //! for activations whose sizes a plan knows; a [`PagePool`] in blocks, for caches that grow by the token.
-//! [`discover`] says what devices there are, [`open`] opens one by name.
+//! [`discover()`] says what devices there are, [`open`] opens one by name.
 
 mod arena;
 mod buffer;

@@ -66,7 +66,7 @@ impl GenerateOptions {
     /// Refuses what no model can do.
     ///
     /// # Errors
-    /// [`Error::Input`](crate::Error::Input) for sampling parameters outside their ranges, and for an empty stop text.
+    /// [`Error::Input`] for sampling parameters outside their ranges, and for an empty stop text.
     pub fn validate(&self) -> Result<()> {
         self.sampling.validate()?;
         StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)

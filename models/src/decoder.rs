@@ -103,7 +103,7 @@ impl Decoder {
     /// Has its parts counted, which are all but cache and logits.
     ///
     /// # Errors
-    /// Those of [`Decoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`].
+    /// Those of [`Decoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`](crate::checkpoint::Checkpoint::refuse_unread).
     pub(crate) fn count(maker: &mut impl Maker<Counted>, config: &DecoderConfig, limits: &Limits) -> Result<()> {
         Parts::make(maker, config, &limits.capped())?;
         maker.checkpoint().refuse_unread(config.names.spare)

@@ -79,7 +79,7 @@ impl Encoder {
     /// Has its parts counted.
     ///
     /// # Errors
-    /// Those of [`Encoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`].
+    /// Those of [`Encoder::load`] for tensors, and those of [`Checkpoint::refuse_unread`](crate::checkpoint::Checkpoint::refuse_unread).
     pub(crate) fn count(
         maker: &mut impl Maker<Counted>,
         config: &EncoderConfig,

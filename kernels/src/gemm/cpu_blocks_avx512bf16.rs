@@ -59,7 +59,7 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
     .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
-/// [`groups`] and [`expand_pairs`] of a kind of codes, with what looks them up.
+/// `groups` and [`expand_pairs`] of a kind of codes, with what looks them up.
 macro_rules! pairs_by {
     ($name:ident, $pairs:ty, $features:literal) => {
         mod $name {

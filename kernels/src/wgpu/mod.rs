@@ -49,7 +49,7 @@
 //!
 //! Parameters are u32; [`Call::param_f32`] is read with `bitcast<f32>(p.name)`. Loops must end and
 //! no integer be divided by 0: neither is checked while a kernel runs. f32 and f16 subnormals may count as zeros, so an
-//! [`Arithmetic`](crate::Arithmetic) says so: [`arithmetic`].
+//! [`Arithmetic`] says so: [`arithmetic`].
 
 mod call;
 mod division;
