@@ -326,7 +326,7 @@ const FLOATS: &str = "F32, F16, BF16, F64";
 /// A checkpoint without floating-point tensors.
 pub fn main_dtype(tensors: &Tensors) -> Result<DType> {
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
-    for (_, info) in tensors.infos().filter(|(name, _)| !quantized::is_of_codes(name)) {
+    for (_, info) in tensors.infos().filter(|(name, _)| !quantized::is_of_codes(tensors, name)) {
         // Position ids and the like are none.
         let Some(dtype) = float(info.dtype).map(packed_as) else { continue };
         counts.iter_mut().filter(|(d, _)| *d == dtype).for_each(|(_, n)| *n += info.num_bytes);

@@ -1,7 +1,7 @@
 //! NF4 of bitsandbytes, as transformers saves models that it has loaded with `load_in_4bit`.
 //!
-//! `weight` is U8 `[out · in / 2, 1]`: the codes of all rows one after the other, two in a byte, the earlier in the high
-//! bits. `weight.absmax` has the scale of every `blocksize` of them, in f32, or, quantized again, in U8: then it is
+//! `weight` is U8 `[out · in / 2, 1]`, or those bytes under the name of a float (`bnb_4bit_quant_storage`): the codes of
+//! all rows one after the other, two in a byte, the earlier in the high bits. `weight.absmax` has the scale of every `blocksize` of them, in f32, or, quantized again, in U8: then it is
 //! `nested_quant_map[absmax] · nested_absmax + nested_offset`, where `nested_absmax` F32 has one for every
 //! 256. `weight.quant_map` F32 `[16]` is what codes stand for, and `weight.quant_state.bitsandbytes__nf4`
 //! U8 a JSON of the rest. `w = quant_map[code] · scale` in f32, rounded to the dtype that the state names
@@ -27,7 +27,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
         return Err(unsupported(fields, "load_in_8bit", "true", "load_in_4bit, with nf4"));
     }
     expect(fields, "bnb_4bit_quant_type", "nf4", &["nf4"])?;
-    expect(fields, "bnb_4bit_quant_storage", "uint8", &["uint8"])?;
+    expect(fields, "bnb_4bit_quant_storage", "uint8", &["uint8", "bfloat16", "float16", "float32"])?;
     Ok(())
 }
 
@@ -37,8 +37,15 @@ pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
     probe.refuse_beside_floats(&parts)
 }
 
+/// What a weight's name has behind it where its state stands.
+const STATE_OF_WEIGHT: &str = ".quant_state.bitsandbytes__nf4";
+
+/// Whether a tensor holds codes, whatever its dtype says.
+pub(super) fn has_codes(tensors: &Tensors, tensor: &str) -> bool {
+    tensor.ends_with(".weight") && tensors.contains(&format!("{tensor}{STATE_OF_WEIGHT}"))
+}
+
 pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
-    const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
     /// Bytes of a state, which is some two hundred of them.
     const MAX_STATE: usize = 1 << 16;
     /// Scales that share one, as bitsandbytes has them: so few are theirs that no plan need count them.
@@ -48,11 +55,11 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         let what = format!("FP4 of bitsandbytes, which module `{}` has,", name.escape_debug());
         return Err(Error::Unsupported { what, supported: "NF4".to_owned() });
     }
-    let Some(state) = probe.find(STATE) else {
+    let Some(state) = probe.find(&format!("weight{STATE_OF_WEIGHT}")) else {
         // A weight of floats is one that was left as it is.
         return match probe.find("weight").filter(|weight| weight.dtype == Dtype::U8) {
             None => Ok(None),
-            Some(_) => Err(probe.problem(format!("there is no `{}.{STATE}`", name.escape_debug()))),
+            Some(_) => Err(probe.problem(format!("there is no `{}.weight{STATE_OF_WEIGHT}`", name.escape_debug()))),
         };
     };
     probe.check_dtype(&state, &[Dtype::U8])?;
@@ -85,10 +92,12 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
     let dtype = read_dtype(&fields).ok().flatten().and_then(float).filter(|dtype| DType::COMPUTE.contains(dtype));
     let dtype = dtype.ok_or_else(|| fields.problem("dtype", "must be float16, bfloat16 or float32"))?;
 
-    let codes = probe.tensor("weight", &[Dtype::U8])?;
+    let codes = probe.tensor("weight", &[Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::F32])?;
     let count = probe.times(n, k)?;
-    if codes.shape != [count / 2, 1] && codes.shape != [1, count / 2] {
-        return Err(probe.problem(format!("codes of shape {:?}, expected {:?}", codes.shape, [count / 2, 1])));
+    // Rows are of 32 codes at least.
+    let stored = count / 2 / (codes.dtype.bitsize() / 8);
+    if codes.shape != [stored, 1] && codes.shape != [1, stored] {
+        return Err(probe.problem(format!("codes of shape {:?}, expected {:?}", codes.shape, [stored, 1])));
     }
     let map = floats(&probe, "weight.quant_map", 16)?;
     if map[..] != BlockValues::NF4 {

@@ -178,10 +178,11 @@ impl fmt::Display for Method {
     }
 }
 
-/// Whether a tensor by its name holds scales, zero points or tables of quantized weights, which say nothing of the model's
-/// dtype, and may be more than the floats that do.
-pub(crate) fn is_of_codes(tensor: &str) -> bool {
+/// Whether a tensor holds codes, scales, zero points or tables of quantized weights, which say nothing of the model's dtype,
+/// and may be more than the floats that do.
+pub(crate) fn is_of_codes(tensors: &Tensors, tensor: &str) -> bool {
     METHODS.iter().flat_map(|method| method.floats).any(|end| tensor.ends_with(end))
+        || bitsandbytes::has_codes(tensors, tensor)
 }
 
 impl QuantizedFormat for Gptq {

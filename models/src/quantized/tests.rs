@@ -624,6 +624,11 @@ fn floats_of_quantized_weights_say_nothing_of_a_models_dtype() {
         // The same of a name of its own.
         assert_eq!(dtype(format!("{name}.weight").leak()), DType::F32, "{of}");
     }
+    // Codes of NF4 that are stored as floats.
+    let codes = || f32s("m.weight", &[99], &[1.0; 99]);
+    let state = Made("m.weight.quant_state.bitsandbytes__nf4", Dtype::U8, vec![1], vec![0]);
+    assert_eq!(main_dtype(&checkpoint(&[plain(), codes()])).expect("floats"), DType::F32);
+    assert_eq!(main_dtype(&checkpoint(&[plain(), codes(), state])).expect("floats"), DType::F16);
 }
 
 #[test]
@@ -654,6 +659,18 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
         // The earlier in the high bits: 1 and 0.
         let expected = scales.into_iter().flat_map(|scale| (0..64).map(move |i| if i % 2 == 0 { scale } else { 0.0 }));
         assert!(values(&module, &stored).into_iter().eq(expected), "{nested}");
+        // The same bytes by other names.
+        for (dtype, size) in [(Dtype::BF16, 2), (Dtype::F16, 2), (Dtype::F32, 4)] {
+            let with = |count: usize| {
+                let mut tensors = of(state, nested);
+                tensors[0] = Made("m.weight", dtype, vec![count, 1], vec![0xf7; count * size]);
+                tensors
+            };
+            let other = checkpoint(&with(64 / size));
+            let found = nf4.module(&other, "m").expect("fits").expect("quantized");
+            assert_eq!(values(&found, &other), values(&module, &stored), "{dtype:?}");
+            refused(&nf4, &with(64), &["codes of shape [64, 1]"]);
+        }
     }
     // Blocks of scales, each row's in one of its own.
     let mut many = of(&state.replace("[2, 64]", "[2, 16384]"), true);

@@ -126,8 +126,8 @@ fn what_changes_inputs_or_is_packed_otherwise_is_refused_by_its_field() {
         (awq, ["zero_point", "false"]),
         (json!({ "quant_method": "fp8", "fmt": "e5m2" }), ["fmt", "e5m2"]),
         (
-            json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16" }),
-            ["bnb_4bit_quant_storage", "bfloat16"],
+            json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "int8" }),
+            ["bnb_4bit_quant_storage", "int8"],
         ),
     ] {
         let error = quantization(config.clone()).expect_err("refused").to_string();
