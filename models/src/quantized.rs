@@ -122,7 +122,10 @@ impl Quantization {
                     let ordered = own.and_then(|(own, _)| in_own_order(config.get(section)?, own));
                     let fields = ordered.as_ref().map_or(Ok(fields), |value| Fields::of(value, file, section))?;
                     // As in modelopt's own file.
-                    let nested = fields.section("quantization")?.filter(|_| method.eq_ignore_ascii_case("modelopt"));
+                    let nested = match method.eq_ignore_ascii_case("modelopt") {
+                        true => fields.section("quantization")?,
+                        false => None,
+                    };
                     return Ok(Some(Self::read(&nested.unwrap_or(fields), method, dtype)?));
                 }
             }
