@@ -2,7 +2,8 @@
 //!
 //! | file | formats |
 //! |---|---|
-//! | `formats` | the table of formats: what configs call each, how it is read and what is known of it |
+//! | `format` | what each format is to a checkpoint that is in it |
+//! | `formats` | the table of them: what configs call each, how it is read and what is known of it |
 //! | `config` | fields that the configs of several formats have |
 //! | `patterns` | which modules a config means: names, regular expressions, classes |
 //! | `gptq` | GPTQ, v1 and v2, of 4 or 8 bits, with or without act-order |
@@ -41,8 +42,9 @@ use sinew_tensor::DType;
 pub(crate) use self::bits::Bits;
 pub(crate) use self::columns::ModuleColumns;
 use self::config::patterns;
+use self::format::QuantizedFormat;
+use self::formats::Method;
 pub(crate) use self::formats::is_of_codes;
-use self::formats::{Method, QuantizedFormat};
 pub(crate) use self::layout::{words_of_codes, words_of_zeros};
 pub use self::module::StoredModule;
 pub(crate) use self::module::common_multiple;
@@ -60,6 +62,7 @@ mod bitsandbytes;
 mod columns;
 mod compressed;
 mod config;
+mod format;
 mod formats;
 mod fp8;
 mod gptq;

@@ -4,11 +4,14 @@
 //! and interleaved, and `scales` `[G, out]`. `w[o, i] = (q[i, o] − z[g, o]) · scales[g, o]` in the scales' dtype, with
 //! `g = i / group_size` (AutoAWQ's `dequantize_gemm`).
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
-use sinew_tensor::BlockValues;
+use sinew_tensor::{BlockValues, DType};
 
 use super::bits::Bits;
 use super::config::{bits, expect, group_size, unsupported};
+use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Probe, SCALES, scale_dtype};
@@ -41,8 +44,14 @@ impl Awq {
         let group_name = if fields.get("group_size").is_some() { "group_size" } else { "q_group_size" };
         Ok(Self { group: fields.required(group_name, group_size(fields, group_name)?)? })
     }
+}
 
-    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+impl QuantizedFormat for Awq {
+    fn name(&self) -> Cow<'static, str> {
+        "AWQ, 4 bits".into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "AWQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         probe.check_dtype(&codes, &[Dtype::I32])?;
@@ -66,5 +75,14 @@ impl Awq {
             others: Vec::new(),
         };
         Ok(Some(StoredModule::new(&probe, parts)?))
+    }
+
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        probe.refuse_beside_floats(&["scales", "qzeros"])
+    }
+
+    /// AutoAWQ's scales of what an activation gives, by which it has divided the weights of the module behind.
+    fn scaled_before<'t>(&self, tensors: &Tensors, name: &'t str) -> Option<&'t str> {
+        name.strip_suffix(".scales").filter(|activation| !tensors.contains(&format!("{activation}.qweight")))
     }
 }

@@ -7,11 +7,14 @@
 //! U8 a JSON of the rest. `w = quant_map[code] · scale` in f32, rounded to the dtype that the state names
 //! (bitsandbytes' `dequantize_4bit`).
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
 use serde_json::Value;
 use sinew_tensor::{BlockValues, DType};
 
 use super::config::{expect, unsupported};
+use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, Nested, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
@@ -31,10 +34,23 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses floats beside what scales them or says what codes stand for.
-pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
-    let parts = ["weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"];
-    probe.refuse_beside_floats(&parts)
+/// NF4, whose tensors say all.
+#[derive(Debug)]
+pub(super) struct Nf4;
+
+impl QuantizedFormat for Nf4 {
+    fn name(&self) -> Cow<'static, str> {
+        "bitsandbytes, NF4".into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
+        module(tensors, name)
+    }
+
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        let parts = ["weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"];
+        probe.refuse_beside_floats(&parts)
+    }
 }
 
 /// What a weight's name has behind it where its state stands.
@@ -45,7 +61,7 @@ pub(super) fn has_codes(tensors: &Tensors, tensor: &str) -> bool {
     tensor.ends_with(".weight") && tensors.contains(&format!("{tensor}{STATE_OF_WEIGHT}"))
 }
 
-pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     /// Bytes of a state, which is some two hundred of them.
     const MAX_STATE: usize = 1 << 16;
     /// Scales that share one, as bitsandbytes has them: so few are theirs that no plan need count them.

@@ -11,12 +11,15 @@
 //! of each input. Packed integers and zero points are stored with 8 (or 128) added. `w = (q − z) · scale` in the
 //! scales' dtype (`BaseCompressor.decompress`), or the model's where they are f32.
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
 use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
 use super::bits::Bits;
 use super::config::{MAX_BITS, block_size, expect, group_size, patterns, refuse, unsupported};
+use super::format::QuantizedFormat;
 use super::fp8::{self, ScaleOf};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Parts, StoredModule};
@@ -90,11 +93,43 @@ impl Compressed {
         Ok(Self { format: format.to_owned(), schemes, ignore })
     }
 
-    pub fn format(&self) -> &str {
-        &self.format
+    /// The group of a module, and how it came to be in it: targets by its name win over expressions, and those over its
+    /// class; of several the first in order of their texts, and of the same text in several groups the last
+    /// (`match_targets`, `target_to_scheme`).
+    fn scheme_of(&self, name: &str) -> Result<Option<(Match, &Scheme)>> {
+        let mut best = None;
+        for scheme in &self.schemes {
+            if let Some(found) = scheme.targets.matched(name)?
+                && best.as_ref().is_none_or(|(other, _)| found <= *other)
+            {
+                best = Some((found, scheme));
+            }
+        }
+        Ok(best.map(|((how, _), scheme)| (how, scheme)))
     }
 
-    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+    /// How a module whose weight is quantized is.
+    fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
+        if let Some((_, found)) = self.ignore.matched(probe.module)? {
+            let found = found.escape_debug();
+            return Err(probe.problem(format!("its weight is quantized, while `ignore` has `{found}`")));
+        }
+        let Some((_, scheme)) = self.scheme_of(probe.module)? else {
+            return Err(probe.problem("its weight is quantized, and it is no target of `config_groups`"));
+        };
+        scheme.weights.ok_or_else(|| {
+            let group = scheme.name.escape_debug();
+            probe.problem(format!("its weight is quantized, while its group `{group}` says that weights are not"))
+        })
+    }
+}
+
+impl QuantizedFormat for Compressed {
+    fn name(&self) -> Cow<'static, str> {
+        format!("compressed-tensors, {}", self.format).into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "compressed-tensors" };
         let (codes, packed) = match (probe.find("weight_packed"), probe.find("weight")) {
             (Some(packed), _) => (packed, true),
@@ -126,8 +161,7 @@ impl Compressed {
         .map(Some)
     }
 
-    /// Refuses floats of a module that the config names, or that have scales.
-    pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
         let scheme = match self.ignore.matched(probe.module)? {
             Some(_) => None,
             None => self.scheme_of(probe.module)?,
@@ -146,36 +180,6 @@ impl Compressed {
             }
             _ => Ok(()),
         }
-    }
-
-    /// The group of a module, and how it came to be in it: targets by its name win over expressions, and those over its
-    /// class; of several the first in order of their texts, and of the same text in several groups the last
-    /// (`match_targets`, `target_to_scheme`).
-    fn scheme_of(&self, name: &str) -> Result<Option<(Match, &Scheme)>> {
-        let mut best = None;
-        for scheme in &self.schemes {
-            if let Some(found) = scheme.targets.matched(name)?
-                && best.as_ref().is_none_or(|(other, _)| found <= *other)
-            {
-                best = Some((found, scheme));
-            }
-        }
-        Ok(best.map(|((how, _), scheme)| (how, scheme)))
-    }
-
-    /// How a module whose weight is quantized is.
-    fn weights_of(&self, probe: &Probe<'_>) -> Result<Weights> {
-        if let Some((_, found)) = self.ignore.matched(probe.module)? {
-            let found = found.escape_debug();
-            return Err(probe.problem(format!("its weight is quantized, while `ignore` has `{found}`")));
-        }
-        let Some((_, scheme)) = self.scheme_of(probe.module)? else {
-            return Err(probe.problem("its weight is quantized, and it is no target of `config_groups`"));
-        };
-        scheme.weights.ok_or_else(|| {
-            let group = scheme.name.escape_debug();
-            probe.problem(format!("its weight is quantized, while its group `{group}` says that weights are not"))
-        })
     }
 }
 

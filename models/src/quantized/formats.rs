@@ -1,41 +1,20 @@
 //! The table of formats: what configs call each, how it is read, and what is known of it before a tensor is.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use sinew_tensor::DType;
-
 use super::awq::Awq;
-use super::bitsandbytes;
+use super::bitsandbytes::{self, Nf4};
 use super::compressed::Compressed;
 use super::config::unsupported;
-use super::fp8::{self, Fp8};
+use super::format::QuantizedFormat;
+use super::fp8::Fp8;
 use super::gptq::{self, Gptq, Packing};
-use super::module::StoredModule;
-use super::mxfp4;
+use super::mxfp4::Mxfp4;
 use super::patterns::Budget;
-use super::probe::Probe;
 use crate::error::Result;
 use crate::json::Fields;
 use crate::tensors::Tensors;
-
-/// How the modules of a checkpoint are quantized, as its config says.
-pub(super) trait QuantizedFormat: fmt::Debug + Send + Sync {
-    /// As messages name it.
-    fn name(&self) -> Cow<'static, str>;
-
-    /// How a module is stored, in a model of this dtype where the config names one; `None` where it is not quantized.
-    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>>;
-
-    /// Refuses floats of a module of a layer that the config names as quantized, or that have parts of a quantized weight.
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()>;
-
-    /// The module that a tensor of no quantized module is of, if the weights behind are divided by what it holds.
-    fn scaled_before<'t>(&self, _tensors: &Tensors, _name: &'t str) -> Option<&'t str> {
-        None
-    }
-}
 
 /// A `quant_method`.
 #[derive(Debug)]
@@ -183,90 +162,6 @@ impl fmt::Display for Method {
 pub(crate) fn is_of_codes(tensors: &Tensors, tensor: &str) -> bool {
     METHODS.iter().flat_map(|method| method.floats).any(|end| tensor.ends_with(end))
         || bitsandbytes::has_codes(tensors, tensor)
-}
-
-impl QuantizedFormat for Gptq {
-    fn name(&self) -> Cow<'static, str> {
-        format!("GPTQ, {} bits", self.bits()).into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
-        self.module(tensors, name)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        self.check_floats(probe)
-    }
-}
-
-impl QuantizedFormat for Awq {
-    fn name(&self) -> Cow<'static, str> {
-        "AWQ, 4 bits".into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
-        self.module(tensors, name)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        probe.refuse_beside_floats(&["scales", "qzeros"])
-    }
-    /// AutoAWQ's scales of what an activation gives, by which it has divided the weights of the module behind.
-    fn scaled_before<'t>(&self, tensors: &Tensors, name: &'t str) -> Option<&'t str> {
-        name.strip_suffix(".scales").filter(|activation| !tensors.contains(&format!("{activation}.qweight")))
-    }
-}
-
-impl QuantizedFormat for Compressed {
-    fn name(&self) -> Cow<'static, str> {
-        format!("compressed-tensors, {}", self.format()).into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        self.module(tensors, name, dtype)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        self.check_floats(probe)
-    }
-}
-
-impl QuantizedFormat for Fp8 {
-    fn name(&self) -> Cow<'static, str> {
-        "FP8".into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
-        self.module(tensors, name, dtype)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        fp8::check_floats(probe)
-    }
-}
-
-/// MXFP4, of which a config says no more.
-#[derive(Debug)]
-struct Mxfp4;
-
-impl QuantizedFormat for Mxfp4 {
-    fn name(&self) -> Cow<'static, str> {
-        "MXFP4".into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
-        mxfp4::module(tensors, name)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        mxfp4::check_floats(probe)
-    }
-}
-
-/// NF4 of bitsandbytes, whose tensors say the rest.
-#[derive(Debug)]
-struct Nf4;
-
-impl QuantizedFormat for Nf4 {
-    fn name(&self) -> Cow<'static, str> {
-        "bitsandbytes, NF4".into()
-    }
-    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
-        bitsandbytes::module(tensors, name)
-    }
-    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
-        bitsandbytes::check_floats(probe)
-    }
 }
 
 #[cfg(test)]

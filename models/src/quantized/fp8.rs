@@ -6,10 +6,13 @@
 //! `w = weight · scale`, in f32, rounded to the model's dtype (DeepSeek's `weight_dequant`, compressed-tensors'
 //! `FP8BlockDequantizer`; transformers 5.23 takes other blocks where the last ones are cut off).
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
 use super::config::{block_size, expect, unsupported};
+use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};
@@ -58,8 +61,14 @@ impl Fp8 {
             _ => Err(unsupported(fields, "quant_algo", algo, "FP8, FP8_PER_CHANNEL_PER_TOKEN")),
         }
     }
+}
 
-    pub fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
+impl QuantizedFormat for Fp8 {
+    fn name(&self) -> Cow<'static, str> {
+        "FP8".into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "FP8" };
         let Some(codes) = probe.find("weight") else { return Ok(None) };
         if float(codes.dtype).is_some() {
@@ -79,6 +88,10 @@ impl Fp8 {
         };
         let of = self.scales.unwrap_or(if scales.is_single() { ScaleOf::Tensor } else { ScaleOf::Channel });
         Ok(Some(module(&probe, codes, scales, of, dtype)?))
+    }
+
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        check_floats(probe)
     }
 }
 

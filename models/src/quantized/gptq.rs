@@ -8,12 +8,15 @@
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
 //! point to the next where one is 0, so that it must be added to whole words again.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use safetensors::Dtype;
+use sinew_tensor::DType;
 
 use super::bits::Bits;
 use super::config::{MAX_BITS, bits, expect, group_size, refuse, unsupported};
+use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::patterns::{Budget, Expression};
@@ -144,11 +147,43 @@ impl Gptq {
         Ok(Self { scheme, version_1, extra, dynamic, of_head, of_blocks })
     }
 
-    pub fn bits(&self) -> usize {
-        self.scheme.bits.count()
+    /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`). Whole names of
+    /// auto-round's come before its expressions.
+    fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&str, Dynamic)>> {
+        if let Some((name, dynamic)) = self.extra.get_key_value(probe.module) {
+            return Ok(Some((name, *dynamic)));
+        }
+        for (pattern, dynamic) in &self.dynamic {
+            if pattern.matches(probe.module)? {
+                return Ok(Some((pattern.text(), *dynamic)));
+            }
+        }
+        Ok(None)
     }
 
-    pub fn module(&self, tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+    /// The scheme of a module that has a `qweight`.
+    fn scheme_of(&self, probe: &Probe<'_>) -> Result<Scheme> {
+        let in_blocks = |of: &String| probe.module.contains(of.as_str());
+        if !self.of_blocks.is_empty() && probe.is_of_layer() && !self.of_blocks.iter().any(in_blocks) {
+            return Err(probe.problem(format!("`{BLOCKS}` does not have it, and it has a qweight")));
+        }
+        match self.dynamic_of(probe)? {
+            None => Ok(self.scheme),
+            Some((_, Dynamic::As(scheme))) => Ok(scheme),
+            Some((pattern, Dynamic::LeftOut)) => {
+                let pattern = pattern.escape_debug();
+                Err(probe.problem(format!("the config leaves it out with `{pattern}`, and it has a qweight")))
+            }
+        }
+    }
+}
+
+impl QuantizedFormat for Gptq {
+    fn name(&self) -> Cow<'static, str> {
+        format!("GPTQ, {} bits", self.scheme.bits.count()).into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
         let probe = Probe { tensors, module: name, format: "GPTQ" };
         let Some(codes) = probe.find("qweight") else { return Ok(None) };
         let Scheme { bits, group, act_order } = self.scheme_of(&probe)?;
@@ -194,8 +229,7 @@ impl Gptq {
         Ok(Some(StoredModule::new(&probe, parts)?))
     }
 
-    /// Refuses floats of a module that the config names, or that have scales.
-    pub fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
         let found = self.dynamic_of(probe)?;
         let is_left_out = matches!(found, Some((_, Dynamic::LeftOut)));
         if let Some(Dynamic::As(_)) = self.extra.get(probe.module) {
@@ -213,36 +247,6 @@ impl Gptq {
                 Err(probe.problem(format!("`{BLOCKS}` has `{end}`, and it has no qweight")))
             }
             _ => probe.refuse_beside_floats(&["scales", "qzeros", "g_idx"]),
-        }
-    }
-
-    /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`). Whole names of
-    /// auto-round's come before its expressions.
-    fn dynamic_of(&self, probe: &Probe<'_>) -> Result<Option<(&str, Dynamic)>> {
-        if let Some((name, dynamic)) = self.extra.get_key_value(probe.module) {
-            return Ok(Some((name, *dynamic)));
-        }
-        for (pattern, dynamic) in &self.dynamic {
-            if pattern.matches(probe.module)? {
-                return Ok(Some((pattern.text(), *dynamic)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The scheme of a module that has a `qweight`.
-    fn scheme_of(&self, probe: &Probe<'_>) -> Result<Scheme> {
-        let in_blocks = |of: &String| probe.module.contains(of.as_str());
-        if !self.of_blocks.is_empty() && probe.is_of_layer() && !self.of_blocks.iter().any(in_blocks) {
-            return Err(probe.problem(format!("`{BLOCKS}` does not have it, and it has a qweight")));
-        }
-        match self.dynamic_of(probe)? {
-            None => Ok(self.scheme),
-            Some((_, Dynamic::As(scheme))) => Ok(scheme),
-            Some((pattern, Dynamic::LeftOut)) => {
-                let pattern = pattern.escape_debug();
-                Err(probe.problem(format!("the config leaves it out with `{pattern}`, and it has a qweight")))
-            }
         }
     }
 }

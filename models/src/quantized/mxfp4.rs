@@ -4,9 +4,12 @@
 //! `m_scales` U8 `[experts, out, in / 32]`: `w = value · 2^(scale − 127)` in bf16 (transformers'
 //! `convert_moe_packed_tensors`, whose result is transposed). All experts are one module of `experts · out` rows.
 
+use std::borrow::Cow;
+
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
@@ -16,7 +19,27 @@ use crate::tensors::Tensors;
 /// Values that share a scale.
 const GROUP: usize = 32;
 
-pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
+/// MXFP4, of which a config says no more.
+#[derive(Debug)]
+pub(super) struct Mxfp4;
+
+impl QuantizedFormat for Mxfp4 {
+    fn name(&self) -> Cow<'static, str> {
+        "MXFP4".into()
+    }
+
+    fn module(&self, tensors: &Tensors, name: &str, _: Option<DType>) -> Result<Option<StoredModule>> {
+        module(tensors, name)
+    }
+
+    /// Refuses those that have scales, of experts or of a weight.
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()> {
+        let scales = probe.find_named(format!("{}_scales", probe.module)).or_else(|| probe.find("weight_scale"));
+        scales.map_or(Ok(()), |scales| probe.refuse_beside(&scales))
+    }
+}
+
+fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
     let probe = Probe { tensors, module: name, format: "MXFP4" };
     let Some(blocks) = probe.find_named(format!("{name}_blocks")) else { return Ok(None) };
     probe.check_dtype(&blocks, &[Dtype::U8])?;
@@ -52,10 +75,4 @@ pub(super) fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModul
         others: Vec::new(),
     };
     Ok(Some(StoredModule::new(&probe, parts)?.stacked(experts)))
-}
-
-/// Refuses floats that have scales, of experts or of a weight.
-pub(super) fn check_floats(probe: &Probe<'_>) -> Result<()> {
-    let scales = probe.find_named(format!("{}_scales", probe.module)).or_else(|| probe.find("weight_scale"));
-    scales.map_or(Ok(()), |scales| probe.refuse_beside(&scales))
 }

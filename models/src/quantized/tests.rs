@@ -742,6 +742,7 @@ fn files_of_its_own_say_the_same() {
     assert_eq!(shown(modelopt, "hf_quant_config.json"), "FP8");
     let in_config = json!({ "quant_method": "modelopt", "quantization": { "quant_algo": "FP8" } });
     quantization(in_config).expect("nested there, too");
+    quantization(json!({ "quant_method": "fp8", "quantization": "of weights" })).expect("a field that is not read");
     let error = parse(json!({}), "quantize_config.json").expect_err("says nothing");
     assert!(matches!(error, Error::Config { .. }) && error.to_string().starts_with("quantize_config.json"));
     let nested = json!({ "text_config": { "quantization_config": { "quant_method": "mxfp4" } } });
