@@ -100,7 +100,7 @@ macro_rules! groups_by {
 groups_by!(groups_portable, Plain);
 
 /// Integer sums of sixteen outputs.
-trait Dots: Copy {
+pub(super) trait Dots: Copy {
     type S: Simd;
     type Sums: Copy;
     /// Four weights of each output.
@@ -278,7 +278,7 @@ pub(crate) mod x86 {
 
     /// `vpdpbusd`.
     #[derive(Clone, Copy)]
-    struct Vnni;
+    pub struct Vnni;
 
     impl Dots for Vnni {
         type S = Avx512;

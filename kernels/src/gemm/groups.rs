@@ -29,6 +29,8 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     const STEPS: usize;
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
+    /// Vectors that a row's sums of a group take, of sixteen outputs.
+    const SUMS: usize = 1;
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
     /// What sums start from.
@@ -159,7 +161,9 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             if PARTS > 1 {
                 self.part::<1, 0>(lines);
             }
-            self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS) * R * PARTS);
+            self.a = self
+                .a
+                .add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS * P::LEFT.words()) * R * PARTS);
             self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
         }
     }
@@ -181,7 +185,7 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
                     prefetch_ahead(words, V * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);
-                (a, words) = (a.add(P::STEPS * height), words.add(LINE));
+                (a, words) = (a.add(P::STEPS * P::LEFT.words() * height), words.add(LINE));
             }
             let (scales, zeros) = vectors::<P::S, ZEROS, V>(format, reads, b, first);
             self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
@@ -225,7 +229,7 @@ struct Sums<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usiz
 
 impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize> Sums<P, R, PARTS, H, V> {
     /// Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
-    const KEPT: bool = R * PARTS <= H || R * (PARTS * H + V) + P::LOADED < P::S::VECTORS;
+    const KEPT: bool = R * PARTS <= H || R * (PARTS * H + V * P::SUMS) + P::LOADED < P::S::VECTORS;
 
     #[inline(always)]
     unsafe fn new(at: *mut f32, carry: bool) -> Self {

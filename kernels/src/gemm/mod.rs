@@ -37,6 +37,8 @@
 //!   the sum of `a` where there is one, and these, scaled, in a chain of fused multiply-adds (`gemm.mul-add-groups`
 //!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`. Where there are zero points an infinite
 //!   activation may give NaN for an infinity, as both sums are infinite.
+//! - `gemm.int16-groups`: as `gemm.int8-groups` with activations in bf16, of each group of which integers of 16 bits are
+//!   multiplied (see [`Compute::Bf16`]).
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.
@@ -63,6 +65,8 @@ mod cpu_avx512bf16;
 mod cpu_blocks;
 #[cfg(target_arch = "x86_64")]
 mod cpu_blocks_avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod cpu_blocks_avx512vnni;
 mod cpu_int8;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;

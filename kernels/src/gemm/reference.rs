@@ -2,6 +2,7 @@
 
 use sinew_tensor::DType;
 
+use super::cpu_blocks::INT16;
 use super::epilogue::Residual;
 use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, RESIDUAL, Rhs};
 use crate::Arithmetic;
@@ -57,16 +58,30 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
         return Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum };
     }
     let mut error = 0.0;
-    let pairs = right.enumerate().map(|(i, y)| {
-        let (i, y) = (column(i, order), rounded(y, low && strided));
-        let Some((norm, row)) = &normed else { return (rounded(left[i], low), y) };
+    let right: Vec<f64> = right.map(|y| rounded(y, low && strided)).collect();
+    let of_row = |(i, y): (usize, &f64)| {
+        let i = column(i, order);
+        let Some((norm, row)) = &normed else { return rounded(left[i], low) };
         // What f32 makes of it lies within an error, and what that is rounded to between the ends.
         let [x, least, most] =
             [0.0, -1.0, 1.0].map(|error| rounded(norm.out.round(row.value(i) + error * row.error(i)), low));
         error += ((x - least).abs().max((most - x).abs()) * y).abs();
-        (x, y)
-    });
-    let sum = Sum::of(pairs, arithmetic);
+        x
+    };
+    let mut left: Vec<f64> = right.iter().enumerate().map(of_row).collect();
+    if let (true, Some(format)) = (arithmetic == INT16, blocks) {
+        if normed.is_some() {
+            // Each value may be rounded to the next step.
+            let steps = left.chunks(format.group()).map(step_of_16_bits);
+            error += right
+                .chunks(format.group())
+                .zip(steps)
+                .flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs()))
+                .sum::<f64>();
+        }
+        left = in_16_bits(&left, format.group());
+    }
+    let sum = Sum::of(left.into_iter().zip(right), arithmetic);
     let error = error + zero_point_error(case, host, arithmetic, [b, m, n]);
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
@@ -117,7 +132,10 @@ pub(crate) fn packed_sum(
         return Sum::of(quantized(left, format.group()).into_iter().zip(right), arithmetic);
     }
     let low = fixed.compute == Compute::Bf16;
-    let left: Vec<f64> = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x }).collect();
+    let mut left: Vec<f64> = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x }).collect();
+    if let (true, Some(format)) = (arithmetic == INT16, fixed.panel_kind().and_then(PanelKind::blocks)) {
+        left = in_16_bits(&left, format.group());
+    }
     let sum = Sum::of(left.iter().copied().zip(right), arithmetic);
     let apart = apart_error(fixed, packed, &left, output, arithmetic);
     Sum { error: sum.error + if apart.is_nan() { 0.0 } else { apart }, ..sum }
@@ -134,6 +152,28 @@ pub(super) fn quantized(values: &[f64], group: usize) -> Vec<f64> {
             _ => (largest / 127.0, 127.0 / largest),
         };
         x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
+    };
+    values.chunks(group).flat_map(rounded).collect()
+}
+
+/// The smallest power of two, no subnormal, of which the largest of a group is at most 32,639 times.
+fn step_of_16_bits(group: &[f64]) -> f64 {
+    let largest = group.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
+    (-126..128).map(|n| 2.0f64.powi(n)).find(|step| largest <= 32_639.0 * step).unwrap_or(f64::NAN)
+}
+
+/// Values as [`Compute::Bf16`] says that integers of 16 bits hold them, in groups.
+fn in_16_bits(values: &[f64], group: usize) -> Vec<f64> {
+    let rounded = |x: &[f64]| {
+        let not_finite = x.iter().filter(|x| !x.is_finite()).count();
+        let step = step_of_16_bits(x);
+        let held = |x: f64| match not_finite {
+            0 => step * (x / step).round_ties_even(),
+            1 if x.is_finite() => 0.0,
+            1 => x,
+            _ => f64::NAN,
+        };
+        x.iter().map(|&x| held(x)).collect::<Vec<_>>()
     };
     values.chunks(group).flat_map(rounded).collect()
 }

@@ -52,6 +52,8 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
+    /// Quads of int16 in that order: of each row's the upper bytes, and then of each row's the lower ones.
+    WideQuads,
 }
 
 impl Left {
@@ -60,16 +62,24 @@ impl Left {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads => 4,
+            Self::Quads | Self::WideQuads => 4,
+        }
+    }
+
+    /// Words of 32 bits of each row in a step.
+    pub const fn words(self) -> usize {
+        match self {
+            Self::Singles | Self::Pairs | Self::Quads => 1,
+            Self::WideQuads => 2,
         }
     }
 
     /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
-    /// from, of others the f32 sum of the group's values where there are zero points.
+    /// from, one for each word of a step; of others the f32 sum of the group's values where there are zero points.
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
             (_, None) => 0,
-            (Self::Quads, Some(_)) => 2,
+            (Self::Quads | Self::WideQuads, Some(_)) => 1 + self.words(),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }
@@ -79,7 +89,7 @@ impl Left {
     pub fn bytes(self, panels: PanelKind, k: usize) -> usize {
         let groups = panels.blocks().map_or(0, |format| k.div_ceil(format.group()));
         let steps = panels.padded_k(k).div_ceil(self.per_step());
-        steps.saturating_mul(4).saturating_add(groups.saturating_mul(self.header(panels) * 4))
+        steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4))
     }
 }
 

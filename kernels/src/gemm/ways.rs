@@ -5,7 +5,7 @@ use sinew_memory::{DeviceKind, Hardware};
 use super::way::{Listed, Multiplies};
 use super::{Gemm, GemmDynamic, GemmStatic, Rhs, cpu, cpu_blocks, cpu_int8, driver, plan};
 #[cfg(target_arch = "x86_64")]
-use super::{cpu_avx512bf16, cpu_blocks_avx512bf16};
+use super::{cpu_avx512bf16, cpu_blocks_avx512bf16, cpu_blocks_avx512vnni};
 use crate::rates::predicted;
 use crate::{Operator, Row};
 
@@ -16,6 +16,8 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         O::row::<cpu_avx512bf16::DotWay>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<cpu_blocks_avx512bf16::DotWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<cpu_blocks_avx512vnni::WideWay>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<cpu_int8::x86::VnniWay>(),
         #[cfg(target_arch = "x86_64")]

@@ -81,7 +81,8 @@ impl Peaks {
     }
 
     /// The arithmetic limit of products with operands of a kind, where it was measured: of bf16 the faster of its dot
-    /// products and f32, since bf16 operands may be multiplied in f32 as well.
+    /// products and f32, since bf16 operands may be multiplied in f32 as well. Integers of a packed weight may be multiplied
+    /// faster than that, as bytes.
     pub fn flops_per_s(&self, compute: Compute) -> Option<f64> {
         let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s } = self.arithmetic?;
         Some(match compute {

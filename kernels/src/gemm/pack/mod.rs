@@ -20,8 +20,8 @@ use crate::packed::PanelKind;
 use crate::simd::{Kernel, LANES, Simd, Stored};
 use reading::{Reading, TileRows};
 
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, a pair of bf16 or a quad of int8, with
-/// what [`Left::header`] says before the steps of each group.
+/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, a pair of bf16 or a quad of int8 or, in
+/// two words, of int16, with what [`Left::header`] says before the steps of each group.
 pub(super) struct PackRows<'a> {
     /// The rows.
     pub rows: OperandRows,
@@ -49,7 +49,7 @@ pub(super) struct PackRows<'a> {
 /// is stored of a step reaches into the next.
 pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
     match (left, panels.blocks()) {
-        (Left::Quads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
+        (Left::Quads | Left::WideQuads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
         _ => 1,
     }
 }
@@ -108,7 +108,8 @@ impl PackRows<'_> {
         // SAFETY: passed on; rows without a line count as zeros.
         unsafe {
             match (left, panels.blocks()) {
-                (Left::Quads, Some(_)) => quads::pack::<S, T>(&tile, reading, panels, (part, self.parts)),
+                (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, panels, (part, self.parts)),
+                (Left::WideQuads, Some(_)) => quads::pack::<S, T, 2>(&tile, reading, panels, (part, self.parts)),
                 _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
             }
         }

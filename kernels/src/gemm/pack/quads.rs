@@ -1,6 +1,8 @@
-//! Tiles in groups of int8: each row's scale, what its sums start from, and quads.
+//! Tiles in groups of int8 or int16: each row's scale, what its sums start from, and quads.
 
 use std::ops::Range;
+
+use half::bf16;
 
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
@@ -9,12 +11,13 @@ use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], to multiply with panels of blocks.
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::WideQuads`], to
+/// multiply with panels of blocks.
 ///
 /// # Safety
 /// Those of [`Reading::load`] of its rows; there is room for the tile.
 #[inline(always)]
-pub(super) unsafe fn pack<S: Simd, T: Stored>(
+pub(super) unsafe fn pack<S: Simd, T: Stored, const BYTES: usize>(
     tile: &TileRows<T>,
     reading: Reading<'_>,
     panels: PanelKind,
@@ -25,16 +28,16 @@ pub(super) unsafe fn pack<S: Simd, T: Stored>(
     // SAFETY: passed on.
     unsafe {
         match panels.admitted_blocks().group() {
-            LEAST => pack_groups::<S, T, LEAST>(tile, reading, panels, (part, parts)),
-            MIDDLE => pack_groups::<S, T, MIDDLE>(tile, reading, panels, (part, parts)),
-            _ => pack_groups::<S, T, MAX_GROUP>(tile, reading, panels, (part, parts)),
+            LEAST => pack_groups::<S, T, LEAST, BYTES>(tile, reading, panels, (part, parts)),
+            MIDDLE => pack_groups::<S, T, MIDDLE, BYTES>(tile, reading, panels, (part, parts)),
+            _ => pack_groups::<S, T, MAX_GROUP, BYTES>(tile, reading, panels, (part, parts)),
         }
     }
 }
 
 /// The same of groups of at most `G` values.
 #[inline(always)]
-unsafe fn pack_groups<S: Simd, T: Stored, const G: usize>(
+unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     tile: &TileRows<T>,
     reading: Reading<'_>,
     panels: PanelKind,
@@ -45,13 +48,14 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize>(
     let format = panels.admitted_blocks();
     let (values, group) = (format.values(), format.group());
     debug_assert!(group <= G);
+    let left = if BYTES == 1 { Left::Quads } else { Left::WideQuads };
     let groups = reading.k.div_ceil(group);
     // Words of 32 bits from a group to the next.
-    let stride = Left::Quads.bytes(panels, group) / 4 * height;
+    let stride = left.bytes(panels, group) / 4 * height;
     let blocks = groups.div_ceil(LANES);
     let [start, end] = [part, part + 1].map(|part| (part * blocks / parts * LANES).min(groups));
     if lines.len() < height {
-        let all = Left::Quads.bytes(panels, reading.k) / 4 * height;
+        let all = left.bytes(panels, reading.k) / 4 * height;
         let [start, end] = [start, end].map(|group| (group * stride).min(all));
         // SAFETY: those are the tile's.
         unsafe { to.add(start).write_bytes(0, end - start) };
@@ -67,17 +71,20 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize>(
             }
             // SAFETY: passed on; the tile holds the groups.
             unsafe {
-                let quantized = Quantized::<G>::of::<S>(&x, count);
+                let quantized = Quantized::<G, BYTES>::of::<S>(&x, count);
                 let mut to = to.add(first * stride + r);
                 for i in 0..count {
                     to.cast::<f32>().write(quantized.scales[i]);
-                    // What every weight is too large by, times the values, is taken off before.
-                    to.add(height).write(-i32::from(blocks::offset(values)) * quantized.sums[i] as i32);
                     let n = (reading.k - (first + i) * group).min(group);
                     let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
-                    let quads = blocks::in_quads(values, &quantized.values[i]);
-                    for (step, &quad) in quads.iter().enumerate().take(steps) {
-                        to.add((2 + step) * height).write(quad);
+                    for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
+                        // What every weight is too large by, times the values, is taken off before.
+                        let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
+                        to.add((1 + byte) * height).write(start);
+                        let quads = blocks::in_quads(values, &bytes[i]);
+                        for (step, &quad) in quads.iter().enumerate().take(steps) {
+                            to.add((1 + BYTES + step * BYTES + byte) * height).write(quad);
+                        }
                     }
                     to = to.add(stride);
                 }
@@ -103,6 +110,7 @@ unsafe fn group_values<S: Simd, T: Stored, const G: usize>(
         unsafe {
             let vectors = reading.norm.map(|norm| norm.vectors::<S>(at, reading.values(at), reading.order));
             let loaded = reading.load::<S, T>(line, at, scale, vectors);
+            let loaded = if reading.round { bf16::rounded::<S>(loaded) } else { loaded };
             S::store(x.as_mut_ptr().add(i * LANES), loaded);
         }
     }
