@@ -45,11 +45,8 @@ pub enum Compute {
     F32,
     /// Activations are rounded to bf16: both operands of a product of tensors, queries and softmax weights in
     /// attention. A packed weight and cached keys are taken as they are stored.
-    ///
-    /// A row may hold the activations of each group of a weight that is integers as integers of 16 bits, `x ≈ 2^n ·
-    /// round(x / 2^n)`, with the smallest power of two that leaves none above 32,639. Values down to a 128th of their
-    /// group's largest lose nothing by it, and smaller ones err by half of `2^n`, at most 2^-15 of the largest; two values
-    /// of a group that are not finite make it NaN.
+    /// Beside integers of a packed weight they may be rounded once more, to 16 bits below the largest of their group: see
+    /// `gemm.int16-groups` under [arithmetic](crate::gemm#arithmetic).
     Bf16,
     /// Activations are rounded to int8, with a scale for each group of the weight, and multiplied with its integers; of
     /// products of tensors both operands, in groups of 128 values along K. Matrix products only.

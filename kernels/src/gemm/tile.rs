@@ -52,17 +52,22 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
-    /// Quads of int16 in that order: of each row's the upper bytes, and then of each row's the lower ones.
-    WideQuads,
+    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones.
+    Int16Quads,
 }
 
 impl Left {
+    /// Quads of integers of one byte, or of two.
+    pub const fn quads(bytes: usize) -> Self {
+        if bytes == 1 { Self::Quads } else { Self::Int16Quads }
+    }
+
     /// Values of K in a step.
     pub const fn per_step(self) -> usize {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads | Self::WideQuads => 4,
+            Self::Quads | Self::Int16Quads => 4,
         }
     }
 
@@ -70,7 +75,7 @@ impl Left {
     pub const fn words(self) -> usize {
         match self {
             Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::WideQuads => 2,
+            Self::Int16Quads => 2,
         }
     }
 
@@ -79,7 +84,7 @@ impl Left {
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
             (_, None) => 0,
-            (Self::Quads | Self::WideQuads, Some(_)) => 1 + self.words(),
+            (Self::Quads | Self::Int16Quads, Some(_)) => 1 + self.words(),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }
@@ -149,7 +154,7 @@ pub(crate) struct Tile {
 /// `carry`, sets the sums.
 ///
 /// # Safety
-/// The machine has the level; `a` holds `[steps][height]`, `b` the steps of the panel.
+/// The machine has the level; `a` holds `[steps][words][height]`, `b` the steps of the panel.
 pub(crate) type Loop =
     unsafe fn(panels: PanelKind, reads: Reads, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 

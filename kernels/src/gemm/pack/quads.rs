@@ -11,7 +11,7 @@ use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::WideQuads`], to
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`], to
 /// multiply with panels of blocks.
 ///
 /// # Safety
@@ -48,7 +48,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     let format = panels.admitted_blocks();
     let (values, group) = (format.values(), format.group());
     debug_assert!(group <= G);
-    let left = if BYTES == 1 { Left::Quads } else { Left::WideQuads };
+    let left = Left::quads(BYTES);
     let groups = reading.k.div_ceil(group);
     // Words of 32 bits from a group to the next.
     let stride = left.bytes(panels, group) / 4 * height;

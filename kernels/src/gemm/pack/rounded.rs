@@ -1,17 +1,14 @@
 //! Groups of activations in integers of one byte or two, ties to even: `q = round(x / scale)`, of one byte with the largest
 //! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639.
 
-use crate::packed::LEAST;
+use crate::packed::{LEAST, MOST_OF_INT16};
 use crate::simd::{LANES, Simd};
-
-/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
-const MOST_OF_TWO: f32 = 32_639.0;
 
 /// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
 /// the lanes of one vector is asked of all groups at once after a transposition.
 pub(super) struct Quantized<const G: usize, const BYTES: usize> {
-    /// What the values of each group are multiplied with. NaN where one of them was not finite, unless it is of two bytes,
-    /// an infinity, and alone: then that, and the group's values are its sign and zeros.
+    /// What the values of each group are multiplied with; NaN where one of them was not finite. But of two bytes a lone
+    /// infinity gives an infinite scale, and values that are its sign there and 0 elsewhere.
     pub scales: [f32; LANES],
     /// The sums of the values' bytes, as below.
     pub sums: [[f32; LANES]; BYTES],
@@ -117,7 +114,7 @@ unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
 unsafe fn of_two<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
-        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_TWO)), 23);
+        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_INT16)), 23);
         let n = S::max(S::sub(exponent, S::splat(127.0 + 14.0)), S::splat(-126.0));
         [S::pow2(n), S::pow2(S::sub(S::splat(0.0), n))]
     }
@@ -200,7 +197,7 @@ mod tests {
                     continue;
                 }
                 // The smallest power of two that leaves no integer too large, and is no subnormal.
-                let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_TWO);
+                let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_INT16);
                 assert_eq!(Some(wide.scales[i]), power, "{of}");
                 assert_eq!(words, x.map(|x| (x / wide.scales[i]).round_ties_even() as i32), "{of}");
                 let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
