@@ -163,7 +163,7 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             if PARTS > 1 {
                 self.part::<1, 0>(lines);
             }
-            self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::WORDS) * R * PARTS);
+            self.a = self.a.add(self.level_words(lines) * P::LEFT.levels());
             self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
         }
     }
@@ -172,16 +172,36 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
     #[inline(always)]
     unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
         const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
-        let Self { products, format, reads, asks, b, .. } = *self;
+        // SAFETY: passed on.
+        unsafe {
+            for level in 0..P::LEFT.levels() {
+                let header = self.a.add(PART * R + level * self.level_words(lines));
+                // Most groups have no outliers.
+                if level == 0 || (0..R).any(|r| *header.add(r) != 0.0) {
+                    self.level::<PART, FROM>(lines, header, self.asks && PART == 0 && level == 0);
+                }
+            }
+        }
+    }
+
+    /// Words of 32 bits of a group of so many lines, on one level.
+    #[inline(always)]
+    fn level_words(&self, lines: usize) -> usize {
+        (P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::WORDS) * R * PARTS
+    }
+
+    /// Adds what is on a level, the rows' header of which is given.
+    #[inline(always)]
+    unsafe fn level<const PART: usize, const FROM: usize>(&mut self, lines: usize, row_header: *const f32, asks: bool) {
+        let Self { products, format, reads, b, .. } = *self;
         let (first, height) = (self.first + FROM, R * PARTS);
         // SAFETY: passed on.
         unsafe {
-            let row_header = self.a.add(PART * R);
             let mut s = products.start(row_header, height);
             let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * height);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..lines {
-                if asks && PART == 0 {
+                if asks {
                     prefetch_ahead(words, V * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);

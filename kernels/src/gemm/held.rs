@@ -68,8 +68,21 @@ fn int16_step(group: &[f64]) -> f64 {
     (-126..128).map(|n| 2.0f64.powi(n)).find(fits).unwrap_or(f64::NAN)
 }
 
-/// A group of values as integers of 16 bits hold them: multiples of a power of two; one infinity alone.
+/// A group of values as integers of 16 bits hold them, outliers apart: multiples of a power of two; one infinity alone.
 fn int16(group: &[f64]) -> Vec<f64> {
+    let least = largest(group) / 128.0;
+    let below = |x: f64| x.abs() < least;
+    let small = group.iter().filter(|&&x| x != 0.0 && below(x)).count();
+    if !least.is_finite() || small <= group.iter().filter(|&&x| !below(x)).count() {
+        return int16_level(group);
+    }
+    let level =
+        |small: bool| int16_level(&group.iter().map(|&x| if below(x) == small { x } else { 0.0 }).collect::<Vec<_>>());
+    level(true).into_iter().zip(level(false)).map(|(x, outlier)| x + outlier).collect()
+}
+
+/// The same on one level.
+fn int16_level(group: &[f64]) -> Vec<f64> {
     let (step, not_finite) = (int16_step(group), group.iter().filter(|x| !x.is_finite()).count());
     let held = |x: &f64| match not_finite {
         0 => step * (x / step).round_ties_even(),

@@ -337,10 +337,15 @@ mod tests {
         // Of each group the rows' scales and what their sums start from, and quads.
         let mut a: Vec<u32> = Vec::new();
         for first in (0..k).step_by(format.group()) {
-            a.extend((0..ROWS).map(|_| (next() as f32 / 1e4 + 0.1).to_bits()));
-            a.extend((0..BYTES * ROWS).map(|_| next() & 0xfff));
-            let quads = (k - first).min(format.group()) / 4;
-            a.extend((0..quads * BYTES * ROWS).map(|_| next() << 16 | next()));
+            for level in 0..Left::quads(BYTES).levels() {
+                // Of outliers every second group has none.
+                let none = level > 0 && (first / format.group()).is_multiple_of(2);
+                let scale = |x: u32| if none { 0.0 } else { x as f32 / 1e4 + 0.1 };
+                a.extend((0..ROWS).map(|_| scale(next()).to_bits()));
+                a.extend((0..BYTES * ROWS).map(|_| next() & 0xfff));
+                let quads = (k - first).min(format.group()) / 4;
+                a.extend((0..quads * BYTES * ROWS).map(|_| next() << 16 | next()));
+            }
         }
         let mut sums: Vec<f32> = (0..ROWS * PANEL).map(|_| next() as f32).collect();
         let (to, a) = (sums.as_mut_ptr(), a.as_ptr().cast());

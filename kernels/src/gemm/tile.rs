@@ -52,7 +52,9 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
-    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones.
+    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones. Behind the steps of
+    /// a group its outliers are in the same way, with a header of their own; a scale of 0 says that a row has none, and
+    /// nothing of what follows.
     Int16Quads,
 }
 
@@ -79,7 +81,15 @@ impl Left {
         }
     }
 
-    /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
+    /// Levels that the values of a group are held on.
+    pub const fn levels(self) -> usize {
+        match self {
+            Self::Singles | Self::Pairs | Self::Quads => 1,
+            Self::Int16Quads => 2,
+        }
+    }
+
+    /// Words of 32 bits of each row before the steps of a group, on each level: of quads an f32 scale and an i32 that their sums start
     /// from, one for each word of a step; of others the f32 sum of the group's values where there are zero points.
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
@@ -94,7 +104,9 @@ impl Left {
     pub fn bytes(self, panels: PanelKind, k: usize) -> usize {
         let groups = panels.blocks().map_or(0, |format| k.div_ceil(format.group()));
         let steps = panels.padded_k(k).div_ceil(self.per_step());
-        steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4))
+        let level =
+            steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4));
+        level.saturating_mul(self.levels())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Groups of activations in integers of one byte or two, ties to even: `q = round(x / scale)`, of one byte with the largest
-//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639.
+//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and outliers
+//! apart.
 
 use crate::packed::{LEAST, MOST_OF_INT16};
 use crate::simd::{LANES, Simd};
@@ -96,6 +97,54 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
             }
         }
     }
+}
+
+/// Moves the outliers of the first `count` groups of `x`, at most sixteen, to `outliers`, and leaves zeros where they were:
+/// the values from a 128th of a group's largest on, where more than half of those that are not zero lie below. Whether
+/// there are any; if so, `outliers` has zeros wherever else.
+///
+/// # Safety
+/// Those of [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn take_outliers<S: Simd, const G: usize>(
+    x: &mut [[f32; G]; LANES],
+    outliers: &mut [[f32; G]; LANES],
+    count: usize,
+) -> bool {
+    let mut any = false;
+    for group in 0..count {
+        let x = x[group].as_chunks_mut::<LANES>().0;
+        // SAFETY: passed on.
+        unsafe {
+            let zero = S::splat(0.0);
+            let mut largest = zero;
+            for x in x.iter() {
+                largest = S::max(S::abs(S::load(x.as_ptr())), largest);
+            }
+            let least = S::splat(S::reduce_max(largest) * (1.0 / 128.0));
+            // How many more are small than not.
+            let mut more = zero;
+            for x in x.iter() {
+                let x = S::abs(S::load(x.as_ptr()));
+                let small = S::select_lt(zero, x, S::splat(1.0), zero);
+                more = S::add(more, S::select_lt(x, least, small, S::splat(-1.0)));
+            }
+            if S::reduce_add(more) <= 0.0 {
+                continue;
+            }
+            if !any {
+                outliers[..count].as_flattened_mut().fill(0.0);
+                any = true;
+            }
+            for (x, outliers) in x.iter_mut().zip(outliers[group].as_chunks_mut::<LANES>().0) {
+                let values = S::load(x.as_ptr());
+                let magnitudes = S::abs(values);
+                S::store(x.as_mut_ptr(), S::select_lt(magnitudes, least, values, zero));
+                S::store(outliers.as_mut_ptr(), S::select_lt(magnitudes, least, zero, values));
+            }
+        }
+    }
+    any
 }
 
 /// The scales of groups of one byte, and their inverses, by the largest of each.
