@@ -22,6 +22,8 @@ use crate::{Arithmetic, Refusal};
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
+/// Of activations in block floating point, which rounds those far below their group's largest, and below 2^-127, to zero.
+pub(super) const INT16: Arithmetic = Arithmetic { name: "gemm.int16-groups", foreign: false, flushes_subnormals: true };
 
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
 pub(super) fn format(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {

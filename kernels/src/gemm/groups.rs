@@ -15,9 +15,9 @@ const ROW_AHEAD: usize = 512;
 /// The products of `R` rows with `V` vectors of sixteen outputs: what differs between arithmetics.
 ///
 /// # Safety
-/// Those of [`Simd`]; `a` are steps of words of 32 bits, [`Left::words`](super::tile::Left::words) times one of each of a
-/// tile's `height` rows, of which the first `R` are multiplied; `header` is what comes before a group of them (see
-/// [`Left::header`](super::tile::Left::header)), its first row being that of `a`; `words` are `V` times sixteen words.
+/// Those of [`Simd`]; `a` are steps of words of 32 bits, one of each of a tile's `height` rows, of which the first `R` are
+/// multiplied; `header` is what comes before a group of them (see [`Left::header`](super::tile::Left::header)), its first
+/// row being that of `a`; `words` are `V` times sixteen words.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
 pub(super) trait Products<const R: usize, const V: usize>: Copy {
     type S: Simd;
@@ -27,8 +27,6 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     const LEFT: Left;
     /// Steps in a line of words.
     const STEPS: usize;
-    /// Words of each row in as many steps.
-    const WORDS: usize = Self::STEPS * Self::LEFT.words();
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
     /// Vectors that a row's sums of a group take, of sixteen outputs.
@@ -163,7 +161,9 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             if PARTS > 1 {
                 self.part::<1, 0>(lines);
             }
-            self.a = self.a.add(self.level_words(lines) * P::LEFT.levels());
+            self.a = self
+                .a
+                .add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS * P::LEFT.words()) * R * PARTS);
             self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
         }
     }
@@ -172,40 +172,20 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
     #[inline(always)]
     unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
         const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
-        // SAFETY: passed on.
-        unsafe {
-            for level in 0..P::LEFT.levels() {
-                let header = self.a.add(PART * R + level * self.level_words(lines));
-                // Most groups have no outliers.
-                if level == 0 || (0..R).any(|r| *header.add(r) != 0.0) {
-                    self.level::<PART, FROM>(lines, header, self.asks && PART == 0 && level == 0);
-                }
-            }
-        }
-    }
-
-    /// Words of 32 bits of a group of so many lines, on one level.
-    #[inline(always)]
-    fn level_words(&self, lines: usize) -> usize {
-        (P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::WORDS) * R * PARTS
-    }
-
-    /// Adds what is on a level, the rows' header of which is given.
-    #[inline(always)]
-    unsafe fn level<const PART: usize, const FROM: usize>(&mut self, lines: usize, row_header: *const f32, asks: bool) {
-        let Self { products, format, reads, b, .. } = *self;
+        let Self { products, format, reads, asks, b, .. } = *self;
         let (first, height) = (self.first + FROM, R * PARTS);
         // SAFETY: passed on.
         unsafe {
+            let row_header = self.a.add(PART * R);
             let mut s = products.start(row_header, height);
             let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * height);
             let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
             for _ in 0..lines {
-                if asks {
+                if asks && PART == 0 {
                     prefetch_ahead(words, V * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);
-                (a, words) = (a.add(P::WORDS * height), words.add(LINE));
+                (a, words) = (a.add(P::STEPS * P::LEFT.words() * height), words.add(LINE));
             }
             let (scales, zeros) = vectors::<P::S, ZEROS, V>(format, reads, b, first);
             self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);

@@ -52,24 +52,17 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
-    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones. Behind the steps of
-    /// a group its outliers are in the same way, with a header of their own; a scale of 0 says that a row has none, and
-    /// nothing of what follows.
-    Int16Quads,
+    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones.
+    WideQuads,
 }
 
 impl Left {
-    /// Quads of integers of one byte, or of two.
-    pub const fn quads(bytes: usize) -> Self {
-        if bytes == 1 { Self::Quads } else { Self::Int16Quads }
-    }
-
     /// Values of K in a step.
     pub const fn per_step(self) -> usize {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads | Self::Int16Quads => 4,
+            Self::Quads | Self::WideQuads => 4,
         }
     }
 
@@ -77,24 +70,16 @@ impl Left {
     pub const fn words(self) -> usize {
         match self {
             Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::Int16Quads => 2,
+            Self::WideQuads => 2,
         }
     }
 
-    /// Levels that the values of a group are held on.
-    pub const fn levels(self) -> usize {
-        match self {
-            Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::Int16Quads => 2,
-        }
-    }
-
-    /// Words of 32 bits of each row before the steps of a group, on each level: of quads an f32 scale and an i32 that their sums start
+    /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
     /// from, one for each word of a step; of others the f32 sum of the group's values where there are zero points.
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
             (_, None) => 0,
-            (Self::Quads | Self::Int16Quads, Some(_)) => 1 + self.words(),
+            (Self::Quads | Self::WideQuads, Some(_)) => 1 + self.words(),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }
@@ -104,9 +89,7 @@ impl Left {
     pub fn bytes(self, panels: PanelKind, k: usize) -> usize {
         let groups = panels.blocks().map_or(0, |format| k.div_ceil(format.group()));
         let steps = panels.padded_k(k).div_ceil(self.per_step());
-        let level =
-            steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4));
-        level.saturating_mul(self.levels())
+        steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4))
     }
 }
 

@@ -3,16 +3,15 @@
 use std::ops::Range;
 
 use half::bf16;
-use sinew_tensor::BlockValues;
 
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
-use super::rounded::{Quantized, take_outliers};
+use super::rounded::Quantized;
 use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`], to
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::WideQuads`], to
 /// multiply with panels of blocks.
 ///
 /// # Safety
@@ -49,7 +48,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     let format = panels.admitted_blocks();
     let (values, group) = (format.values(), format.group());
     debug_assert!(group <= G);
-    let left = Left::quads(BYTES);
+    let left = if BYTES == 1 { Left::Quads } else { Left::WideQuads };
     let groups = reading.k.div_ceil(group);
     // Words of 32 bits from a group to the next.
     let stride = left.bytes(panels, group) / 4 * height;
@@ -61,7 +60,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
         // SAFETY: those are the tile's.
         unsafe { to.add(start).write_bytes(0, end - start) };
     }
-    let (mut x, mut outliers) = ([[0.0; G]; LANES], [[0.0; G]; LANES]);
+    let mut x = [[0.0; G]; LANES];
     for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
         for first in (start..end).step_by(LANES) {
             let count = (end - first).min(LANES);
@@ -72,58 +71,23 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
             }
             // SAFETY: passed on; the tile holds the groups.
             unsafe {
-                let apart = BYTES == 2 && take_outliers::<S, G>(&mut x, &mut outliers, count);
-                let steps = |i: usize| {
+                let quantized = Quantized::<G, BYTES>::of::<S>(&x, count);
+                let mut to = to.add(first * stride + r);
+                for i in 0..count {
+                    to.cast::<f32>().write(quantized.scales[i]);
                     let n = (reading.k - (first + i) * group).min(group);
-                    n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len()
-                };
-                for level in 0..left.levels() {
-                    let at = |i: usize| {
-                        let before = level * (left.header(panels) + steps(i) * BYTES) * height;
-                        to.add((first + i) * stride + r + before)
-                    };
-                    if level > 0 && !apart {
-                        (0..count).for_each(|i| at(i).cast::<f32>().write(0.0));
-                        continue;
-                    }
-                    let held = if level == 0 { &x } else { &outliers };
-                    let quantized = Quantized::<G, BYTES>::of::<S>(held, count);
-                    for (i, held) in held.iter().enumerate().take(count) {
-                        if level == 0 || held.iter().any(|&x| x != 0.0) {
-                            write_group(&quantized, i, values, steps(i), height, at(i));
-                        } else {
-                            at(i).cast::<f32>().write(0.0);
+                    let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
+                    for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
+                        // What every weight is too large by, times the values, is taken off before.
+                        let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
+                        to.add((1 + byte) * height).write(start);
+                        let quads = blocks::in_quads(values, &bytes[i]);
+                        for (step, &quad) in quads.iter().enumerate().take(steps) {
+                            to.add((1 + BYTES + step * BYTES + byte) * height).write(quad);
                         }
                     }
+                    to = to.add(stride);
                 }
-            }
-        }
-    }
-}
-
-/// Writes a row's header and steps of a group.
-///
-/// # Safety
-/// There is room for them, in a tile of `height` rows.
-#[inline(always)]
-unsafe fn write_group<const G: usize, const BYTES: usize>(
-    quantized: &Quantized<G, BYTES>,
-    group: usize,
-    values: BlockValues,
-    steps: usize,
-    height: usize,
-    to: *mut i32,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        to.cast::<f32>().write(quantized.scales[group]);
-        for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
-            // What every weight is too large by, times the values, is taken off before.
-            let start = -i32::from(blocks::offset(values)) * sums[group] as i32;
-            to.add((1 + byte) * height).write(start);
-            let quads = blocks::in_quads(values, &bytes[group]);
-            for (step, &quad) in quads.iter().enumerate().take(steps) {
-                to.add((1 + BYTES + step * BYTES + byte) * height).write(quad);
             }
         }
     }

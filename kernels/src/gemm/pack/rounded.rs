@@ -1,15 +1,17 @@
 //! Groups of activations in integers of one byte or two, ties to even: `q = round(x / scale)`, of one byte with the largest
-//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and outliers
-//! apart.
+//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639.
 
-use crate::packed::{LEAST, MOST_OF_INT16};
+use crate::packed::LEAST;
 use crate::simd::{LANES, Simd};
+
+/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
+const MOST_OF_TWO: f32 = 32_639.0;
 
 /// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
 /// the lanes of one vector is asked of all groups at once after a transposition.
 pub(super) struct Quantized<const G: usize, const BYTES: usize> {
-    /// What the values of each group are multiplied with; NaN where one of them was not finite. But of two bytes a lone
-    /// infinity gives an infinite scale, and values that are its sign there and 0 elsewhere.
+    /// What the values of each group are multiplied with. NaN where one of them was not finite, unless it is of two bytes,
+    /// an infinity, and alone: then that, and the group's values are its sign and zeros.
     pub scales: [f32; LANES],
     /// The sums of the values' bytes, as below.
     pub sums: [[f32; LANES]; BYTES],
@@ -99,54 +101,6 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
     }
 }
 
-/// Moves the outliers of the first `count` groups of `x`, at most sixteen, to `outliers`, and leaves zeros where they were:
-/// the values from a 128th of a group's largest on, where more than half of those that are not zero lie below. Whether
-/// there are any; if so, `outliers` has zeros wherever else.
-///
-/// # Safety
-/// Those of [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn take_outliers<S: Simd, const G: usize>(
-    x: &mut [[f32; G]; LANES],
-    outliers: &mut [[f32; G]; LANES],
-    count: usize,
-) -> bool {
-    let mut any = false;
-    for group in 0..count {
-        let x = x[group].as_chunks_mut::<LANES>().0;
-        // SAFETY: passed on.
-        unsafe {
-            let zero = S::splat(0.0);
-            let mut largest = zero;
-            for x in x.iter() {
-                largest = S::max(S::abs(S::load(x.as_ptr())), largest);
-            }
-            let least = S::splat(S::reduce_max(largest) * (1.0 / 128.0));
-            // How many more are small than not.
-            let mut more = zero;
-            for x in x.iter() {
-                let x = S::abs(S::load(x.as_ptr()));
-                let small = S::select_lt(zero, x, S::splat(1.0), zero);
-                more = S::add(more, S::select_lt(x, least, small, S::splat(-1.0)));
-            }
-            if S::reduce_add(more) <= 0.0 {
-                continue;
-            }
-            if !any {
-                outliers[..count].as_flattened_mut().fill(0.0);
-                any = true;
-            }
-            for (x, outliers) in x.iter_mut().zip(outliers[group].as_chunks_mut::<LANES>().0) {
-                let values = S::load(x.as_ptr());
-                let magnitudes = S::abs(values);
-                S::store(x.as_mut_ptr(), S::select_lt(magnitudes, least, values, zero));
-                S::store(outliers.as_mut_ptr(), S::select_lt(magnitudes, least, zero, values));
-            }
-        }
-    }
-    any
-}
-
 /// The scales of groups of one byte, and their inverses, by the largest of each.
 #[inline(always)]
 unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
@@ -163,7 +117,7 @@ unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
 unsafe fn of_two<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
-        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_INT16)), 23);
+        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_TWO)), 23);
         let n = S::max(S::sub(exponent, S::splat(127.0 + 14.0)), S::splat(-126.0));
         [S::pow2(n), S::pow2(S::sub(S::splat(0.0), n))]
     }
@@ -246,7 +200,7 @@ mod tests {
                     continue;
                 }
                 // The smallest power of two that leaves no integer too large, and is no subnormal.
-                let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_INT16);
+                let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_TWO);
                 assert_eq!(Some(wide.scales[i]), power, "{of}");
                 assert_eq!(words, x.map(|x| (x / wide.scales[i]).round_ties_even() as i32), "{of}");
                 let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
