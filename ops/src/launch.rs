@@ -11,18 +11,25 @@ use sinew_tensor::{View, ViewMut};
 use crate::choice;
 use crate::{Context, Error, Result};
 
-/// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough.
+/// Scratch of the kernel that is running: kernels of one stream run in order, so one is enough. It has memory of its own:
+/// what is grown out of would stay in a pool, where nothing else is as large.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace(Mutex<Option<Buffer>>);
 
 impl Workspace {
+    /// What is allocated for so many bytes: those of a size class, so that calls which grow little by little do not each
+    /// ask the device.
+    fn rounded(ctx: &Context, bytes: usize) -> usize {
+        if bytes == 0 { 0 } else { ctx.pool().class_bytes(bytes).unwrap_or(bytes) }
+    }
+
     /// Scratch of so many bytes at least.
     fn reserve(&self, ctx: &Context, bytes: usize) -> Result<MutexGuard<'_, Option<Buffer>>> {
         // A panic while it was held leaves scratch bytes, which no one reads.
         let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if bytes > held.as_ref().map_or(0, Buffer::len) {
             *held = None;
-            let buffer = ctx.pool().allocate_tagged(bytes, "workspace")?;
+            let buffer = ctx.pool().allocate_apart(Self::rounded(ctx, bytes), "workspace")?;
             buffer.record_use(ctx.stream());
             *held = Some(buffer);
         }
@@ -85,10 +92,11 @@ impl Context {
     /// # Errors
     /// No row for the problem.
     pub fn workspace_bytes<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<usize> {
-        calls.iter().try_fold(0, |most, call| {
+        let most = calls.iter().try_fold(0, |most, call| {
             let row = self.choose::<O>(fixed, call)?;
-            Ok(most.max((row.workspace)(fixed, call, self.device().hardware())))
-        })
+            Ok::<_, Error>(most.max((row.workspace)(fixed, call, self.device().hardware())))
+        })?;
+        Ok(Workspace::rounded(self, most))
     }
 
     /// The rows for calls like these, with room for their workspaces.

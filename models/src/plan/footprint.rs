@@ -159,7 +159,7 @@ pub(super) fn by_encoding(made: &[Made]) -> Vec<(Encoding, usize)> {
     all
 }
 
-/// What is rounded up: weights, the cache and activations to pages, and the rest to what a pool hands out.
+/// What is rounded up: weights, the cache, activations and workspace to pages, and the rest to what a pool hands out.
 pub(super) fn rounding(
     device: &dyn Device,
     plan: &DeviceBytes,
@@ -172,22 +172,23 @@ pub(super) fn rounding(
     sum([
         sum(of_weights),
         of_pages(plan.activations),
+        of_pages(workspace),
         cache.saturating_sub(plan.cache),
-        in_slabs(plan, workspace) / POOL_ROUNDS,
+        in_slabs(plan) / POOL_ROUNDS,
     ])
 }
 
 /// What a pool rounds up beyond its average, and what is free in its slabs: at least most of one that is begun.
 pub(super) fn margin(plan: &DeviceBytes, workspace: usize) -> usize {
-    let in_slabs = in_slabs(plan, workspace);
+    let in_slabs = in_slabs(plan);
     let slab = PoolConfig::limited(plan.total().saturating_add(workspace)).slab_bytes;
     let scattered = (in_slabs / POOL_SCATTERS).clamp(LEAST_SCATTERED, MOST_SCATTERED);
     sum([in_slabs / POOL_ROUNDS, scattered.max(slab)])
 }
 
 /// What has no memory of its own.
-fn in_slabs(plan: &DeviceBytes, workspace: usize) -> usize {
-    sum([plan.tables, plan.logits, workspace])
+fn in_slabs(plan: &DeviceBytes) -> usize {
+    sum([plan.tables, plan.logits])
 }
 
 /// Whether a device's memory is that of the process.
