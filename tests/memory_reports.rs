@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sinew::memory::{Bytes, MemoryReport};
-use sinew::models::{Load, OldKv, Planner};
+use sinew::models::{Footprint, Load, OldKv, Planner};
 use sinew::prelude::*;
 
 const MODEL: &str = "tests/fixtures/llama3_rope_gqa3_hd20_bf16_tied_bpe";
@@ -21,11 +21,11 @@ fn planned(options: &LoadOptions) -> sinew::models::DeviceBytes {
     LanguageModel::plan(config, &checkpoint, options, &Context::cpu().expect("a context")).expect("a plan")
 }
 
-/// What has to be left for them.
-fn pooled(options: &LoadOptions) -> usize {
+/// What a process takes that loads the model so.
+fn footprint(options: &LoadOptions) -> Footprint {
     let (ctx, folder) = (Context::cpu().expect("a context"), folder());
     let planner = Planner::new(&ctx, &folder, Load::Mmap).expect("a planner");
-    planner.footprint(options).expect("a footprint").pooled()
+    planner.footprint(options).expect("a footprint")
 }
 
 fn bytes(report: &MemoryReport, tag: &str) -> usize {
@@ -65,7 +65,10 @@ fn a_model_s_memory_is_reported_by_what_it_is_for_until_it_is_gone() {
         drop(model);
         let report = ctx.memory_report();
         assert!(report.live.iter().all(|usage| usage.tag == "workspace"), "{report}");
-        assert_eq!(report.stats.apart_bytes, 0);
+        // What was grown out of went back when more was asked for.
+        let workspace = bytes(&report, "workspace");
+        assert!(workspace > 0 && report.stats.apart_bytes == workspace, "{report}");
+        assert_eq!(workspace, ctx.device().held_bytes(footprint(&options).workspace), "{report}");
         // What is free is whole again, and goes back.
         drop(ctx.pool().allocate(8 << 20).expect("memory"));
         let pooled = report.stats.pooled_bytes + (8 << 20);
@@ -96,7 +99,7 @@ fn a_limit_counts_what_a_context_has_handed_out_before_it() {
 #[test]
 fn a_model_that_runs_out_of_memory_says_what_holds_it_and_what_would_fit() {
     let options = LoadOptions::default();
-    let pooled = pooled(&options);
+    let pooled = footprint(&options).pooled();
     let load = |limit: usize, while_it_loads: &dyn Fn(&Context)| {
         let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(limit));
         LanguageModel::load_on(ctx.clone(), &folder(), &options, &mut |_, _| while_it_loads(&ctx)).map(drop)
@@ -160,7 +163,7 @@ fn a_model_that_is_refused_says_who_holds_the_rest_and_what_would_fit() {
     let refused = load(&options).expect_err("too little").to_string();
     let asked = format!(
         "the model takes {} for 400 sequences of 250 tokens (weights {}, KV cache {}, ",
-        Bytes(pooled(&options)),
+        Bytes(footprint(&options).pooled()),
         Bytes(plan.weights),
         Bytes(plan.cache)
     );

@@ -45,8 +45,7 @@ pub enum Compute {
     F32,
     /// Activations are rounded to bf16: both operands of a product of tensors, queries and softmax weights in
     /// attention. A packed weight and cached keys are taken as they are stored.
-    ///
-    /// A row that is preferred by name may round them once more, beside integers of a packed weight: see
+    /// Beside integers of a packed weight they may be rounded once more, to 16 bits below the largest of their group: see
     /// `gemm.int16-groups` under [arithmetic](crate::gemm#arithmetic).
     Bf16,
     /// Activations are rounded to int8, with a scale for each group of the weight, and multiplied with its integers; of

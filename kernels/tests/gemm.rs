@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::bf16;
 use sinew_kernels::gemm::{self, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::harness::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
@@ -476,7 +477,12 @@ fn a_row_has_the_same_bits_with_any_others_in_every_block_format() {
     let on = |threads| -> Arc<dyn Device> { Cpu::with(threads, SimdLevel::detected()).unwrap() };
     // So long that threads share the packing of four rows.
     let (m, n, k) = (41, 45, 2100);
-    let a = Tensor::from_slice(&device, &values(m * k), &[1, m, k]).unwrap();
+    let mut left = values(m * k);
+    // Outliers of some rows, and of some groups of them.
+    for row in (0..m).step_by(3) {
+        left[row * k + 40 + row * 30] = 1e5;
+    }
+    let a = Tensor::from_slice(&device, &left, &[1, m, k]).unwrap();
     let bytes = encode(DType::F32, &values(n * k).into_iter().map(f64::from).collect::<Vec<_>>());
     let sources = [WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap()];
     let table = Table::<Gemm>::new(gemm::rows());
@@ -652,6 +658,64 @@ fn per_channel_a_row_has_one_scale() {
             }
         }
     }
+}
+
+/// Where what they are multiplied with is zero, and there is no zero point of which sums are taken apart.
+#[test]
+fn outliers_cost_the_other_activations_of_their_group_nothing() {
+    let device: Arc<dyn Device> = Cpu::get();
+    let (m, n, k) = (8, 33, 256);
+    let mut generator = Generator::new(3);
+    let mut normal = |count: usize| (0..count).map(|_| generator.normal()).collect::<Vec<f64>>();
+    let (left, right) = (normal(m * k), normal(n * k));
+    let mut ran = std::collections::BTreeSet::new();
+    for (largest, outliers) in [(1e3, 1), (1e4, 3), (1e5, 1), (3e38, 1), (1e5, 8), (400.0, 2)] {
+        // Those of a row, at other places in each, and what they are multiplied with: nothing.
+        let places = |row: usize| (0..outliers).map(move |i| (row + 32 * i + i) % k);
+        let (mut a, mut b) = (left.clone(), right.clone());
+        for row in 0..m {
+            for place in places(row) {
+                a[row * k + place] = if place % 2 == 0 { largest } else { -0.7 * largest };
+                (0..n).for_each(|output| b[output * k + place] = 0.0);
+            }
+        }
+        let bytes = encode(DType::BF16, &a);
+        let a = Tensor::from_bytes(&device, &bytes, DType::BF16, &[1, m, k]).unwrap();
+        let bytes = encode(DType::F32, &b);
+        let sources = [WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap()];
+        for format in formats().filter(
+            |format| matches!(format.encoding(), Encoding::Blocks(of) if of.values().is_integer() && !of.zero_points()),
+        ) {
+            let mut packed = vec![0; format.packed_bytes(n, k, false)];
+            format
+                .pack(&Team::new(1).unwrap(), SimdLevel::detected(), &Weights::new(&sources, false), &mut packed)
+                .unwrap();
+            let weights: Vec<Vec<f32>> = (0..n)
+                .map(|output| {
+                    let mut row = vec![0.0; k];
+                    format.unpack_row(&packed, n, k, false, output, &mut row).unwrap();
+                    row
+                })
+                .collect();
+            let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
+            let fixed = GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::F32, Compute::Bf16);
+            for row in gemm::rows().iter().filter(|row| row.device == DeviceKind::CPU) {
+                if (row.admits)(&fixed, device.hardware()).is_err() {
+                    continue;
+                }
+                let d = product(row, device.clone(), &fixed, &a, &packed);
+                let activations: Vec<f64> = a.to_vec::<bf16>().unwrap().into_iter().map(f64::from).collect();
+                for (i, d) in d.into_iter().enumerate() {
+                    let (x, y) = (&activations[i / n * k..][..k], &weights[i % n]);
+                    let exact: f64 = x.iter().zip(y).map(|(x, y)| x * f64::from(*y)).sum();
+                    let of = format!("{largest:e} beside {} in {}: {d} for {exact}", row.name, format.name());
+                    assert!((f64::from(d) - exact).abs() < 2e-3, "{of}");
+                }
+                ran.insert(row.name);
+            }
+        }
+    }
+    assert!(ran.contains("gemm.cpu.portable.blocks"), "{ran:?}");
 }
 
 /// With zero points both sums of an infinite activation are infinite: what comes out is not finite, and of other rows

@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
-use super::groups::{LINE, Products, less_zeros, multiply};
+use super::groups::{Group, LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
@@ -22,8 +22,6 @@ use crate::{Arithmetic, Refusal};
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
-/// Of activations in block floating point, which rounds those far below their group's largest, and below 2^-127, to zero.
-pub(super) const INT16: Arithmetic = Arithmetic { name: "gemm.int16-groups", foreign: false, flushes_subnormals: true };
 
 /// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
 pub(super) fn format(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
@@ -266,14 +264,8 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(
-        self,
-        sums: Self::Sums,
-        header: *const f32,
-        _: usize,
-        zeros: [S::F; H],
-    ) -> Self::Sums {
+    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [S::F; H]) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { less_zeros::<S, ZEROS, R, H>(sums, header, zeros) }
+        unsafe { less_zeros::<S, ZEROS, R, H>(sums, group.header, zeros) }
     }
 }

@@ -8,7 +8,7 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::cpu_blocks;
-use super::groups::{LINE, Products, halves, less_zeros, multiply};
+use super::groups::{Group, LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use super::{Compute, GemmStatic};
@@ -241,15 +241,9 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(
-        self,
-        sums: Self::Sums,
-        header: *const f32,
-        _: usize,
-        zeros: [__m512; V],
-    ) -> Self::Sums {
+    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [__m512; V]) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { less_zeros::<Avx512, ZEROS, R, V>(sums, header, zeros) }
+        unsafe { less_zeros::<Avx512, ZEROS, R, V>(sums, group.header, zeros) }
     }
 }
 

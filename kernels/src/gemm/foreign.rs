@@ -4,7 +4,7 @@
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
 
-use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, takes_left_as_it_is, ways};
+use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, takes_left_as_it_is, way};
 use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
 
 const FOREIGN: Arithmetic = Arithmetic { name: "gemm.foreign", foreign: true, flushes_subnormals: false };
@@ -14,7 +14,7 @@ pub(super) const ROW: Row<Gemm> = Row {
     device: DeviceKind::CPU,
     arithmetic: FOREIGN,
     admits: |fixed, _| admit(fixed),
-    cost: |fixed, call, hardware| ways::cost(fixed, call, hardware, hardware.rates.f32_flops_per_s * 0.5),
+    cost: |fixed, call, hardware| way::cost(fixed, call, hardware, hardware.rates.f32_flops_per_s * 0.5),
     workspace: |_, _, _| 0,
     run,
 };

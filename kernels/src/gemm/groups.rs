@@ -15,9 +15,9 @@ const ROW_AHEAD: usize = 512;
 /// The products of `R` rows with `V` vectors of sixteen outputs: what differs between arithmetics.
 ///
 /// # Safety
-/// Those of [`Simd`]; `a` are steps of words of 32 bits, one of each of a tile's `height` rows, of which the first `R` are
-/// multiplied; `header` is what comes before a group of them (see [`Left::header`](super::tile::Left::header)), its first
-/// row being that of `a`; `words` are `V` times sixteen words.
+/// Those of [`Simd`]; `a` are steps of words of 32 bits, [`Left::words`](super::tile::Left::words) times one of each of a
+/// tile's `height` rows, of which the first `R` are multiplied; `header` is what comes before a group of them (see
+/// [`Left::header`](super::tile::Left::header)), its first row being that of `a`; `words` are `V` times sixteen words.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
 pub(super) trait Products<const R: usize, const V: usize>: Copy {
     type S: Simd;
@@ -27,6 +27,8 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     const LEFT: Left;
     /// Steps in a line of words.
     const STEPS: usize;
+    /// Words of each row in as many steps.
+    const WORDS: usize = Self::STEPS * Self::LEFT.words();
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
     /// Vectors that a row's sums of a group take, of sixteen outputs.
@@ -37,14 +39,22 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums;
     /// Adds the products of a line of words.
     unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums;
-    /// The sums, less the zero points' where there are any.
+    /// The sums of a group, less the zero points' where there are any.
     unsafe fn finish<const ZEROS: bool>(
         self,
         sums: Self::Sums,
-        header: *const f32,
-        height: usize,
+        group: Group,
         zeros: [<Self::S as Simd>::F; V],
     ) -> [[<Self::S as Simd>::F; V]; R];
+}
+
+/// Where a group is: of [`Products`] the `header` and the steps `a` behind it, of a tile of a height, and its words.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    pub header: *const f32,
+    pub height: usize,
+    pub a: *const f32,
+    pub words: *const u8,
 }
 
 /// Whether a tile of `R` rows takes `H` vectors of a panel one by one within each group, where cores are the faster for it:
@@ -161,9 +171,7 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             if PARTS > 1 {
                 self.part::<1, 0>(lines);
             }
-            self.a = self
-                .a
-                .add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::STEPS * P::LEFT.words()) * R * PARTS);
+            self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::WORDS) * R * PARTS);
             self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
         }
     }
@@ -176,19 +184,24 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
         let (first, height) = (self.first + FROM, R * PARTS);
         // SAFETY: passed on.
         unsafe {
-            let row_header = self.a.add(PART * R);
-            let mut s = products.start(row_header, height);
-            let mut a = row_header.add(P::LEFT.header(PanelKind::Blocks(format)) * height);
-            let mut words = b.add(blocks::header_bytes(format) + first * LINE / 2);
+            let header = self.a.add(PART * R);
+            let group = Group {
+                header,
+                height,
+                a: header.add(P::LEFT.header(PanelKind::Blocks(format)) * height),
+                words: b.add(blocks::header_bytes(format) + first * LINE / 2),
+            };
+            let mut s = products.start(header, height);
+            let Group { mut a, mut words, .. } = group;
             for _ in 0..lines {
                 if asks && PART == 0 {
                     prefetch_ahead(words, V * LINE / 2, reads, false);
                 }
                 s = products.add_line(s, a, height, words);
-                (a, words) = (a.add(P::STEPS * P::LEFT.words() * height), words.add(LINE));
+                (a, words) = (a.add(P::WORDS * height), words.add(LINE));
             }
             let (scales, zeros) = vectors::<P::S, ZEROS, V>(format, reads, b, first);
-            self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, row_header, height, zeros), scales);
+            self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, group, zeros), scales);
         }
     }
 }

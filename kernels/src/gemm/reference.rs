@@ -2,14 +2,13 @@
 
 use sinew_tensor::DType;
 
-use super::cpu_blocks::INT16;
 use super::epilogue::Residual;
-use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, RESIDUAL, Rhs};
+use super::{BIAS, Compute, Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT, ORDER, RESIDUAL, Rhs, held};
 use crate::Arithmetic;
 use crate::activation::Activation;
 use crate::harness::case::{Case, Expected, HostOperands, Values};
 use crate::norm::reference::Normed;
-use crate::packed::{LEAST, PanelKind};
+use crate::packed::PanelKind;
 
 /// A sum and the error that a chain of f32 roundings may have.
 #[derive(Clone, Copy, Debug)]
@@ -40,48 +39,29 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
     let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
     let normed = norm.as_ref().map(|norm| (norm, Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS))));
     let order = vector(ORDER);
-    let blocks = fixed.panel_kind().and_then(PanelKind::blocks);
-    if let (Compute::Int8, Some(format)) = (fixed.compute, blocks) {
-        let group = format.group();
-        let right: Vec<f64> = right.collect();
-        let right = if strided { quantized(&right, group) } else { right };
-        let Some((norm, row)) = normed else {
-            return Sum::of(quantized(&gathered(left, order), group).into_iter().zip(right), arithmetic);
-        };
-        let left: Vec<f64> = (0..k).map(|i| norm.out.round(row.value(i))).collect();
-        let left = gathered(&left, order);
-        // Each value may be rounded to the next step.
-        let steps = left.chunks(group).map(|group| group.iter().fold(0.0, |a: f64, x| a.max(x.abs())) / 127.0);
-        let error: f64 =
-            right.chunks(group).zip(steps).flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs())).sum();
-        let sum = Sum::of(quantized(&left, group).into_iter().zip(right), arithmetic);
-        return Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum };
-    }
     let mut error = 0.0;
     let right: Vec<f64> = right.map(|y| rounded(y, low && strided)).collect();
     let of_row = |(i, y): (usize, &f64)| {
         let i = column(i, order);
-        let Some((norm, row)) = &normed else { return rounded(left[i], low) };
+        let Some((norm, row)) = &normed else { return left[i] };
         // What f32 makes of it lies within an error, and what that is rounded to between the ends.
         let [x, least, most] =
             [0.0, -1.0, 1.0].map(|error| rounded(norm.out.round(row.value(i) + error * row.error(i)), low));
-        error += ((x - least).abs().max((most - x).abs()) * y).abs();
+        // Beside a step of int8 that is nothing.
+        if fixed.compute != Compute::Int8 {
+            error += ((x - least).abs().max((most - x).abs()) * y).abs();
+        }
         x
     };
-    let mut left: Vec<f64> = right.iter().enumerate().map(of_row).collect();
-    if let (true, Some(format)) = (arithmetic == INT16, blocks) {
-        if normed.is_some() {
-            // Each value may be rounded to the next step.
-            let steps = left.chunks(format.group()).map(step_of_16_bits);
-            error += right
-                .chunks(format.group())
-                .zip(steps)
-                .flat_map(|(y, step)| y.iter().map(move |y| (y * step).abs()))
-                .sum::<f64>();
-        }
-        left = in_16_bits(&left, format.group());
+    let left: Vec<f64> = right.iter().enumerate().map(of_row).collect();
+    let right = match held::group(fixed) {
+        Some(group) if strided => held::int8(&right, group),
+        _ => right,
+    };
+    if normed.is_some() {
+        error += held::step_error(fixed, arithmetic, &left, &right);
     }
-    let sum = Sum::of(left.into_iter().zip(right), arithmetic);
+    let sum = Sum::of(held::held(fixed, arithmetic, &left).into_iter().zip(right), arithmetic);
     let error = error + zero_point_error(case, host, arithmetic, [b, m, n]);
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
@@ -111,7 +91,10 @@ fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmet
 /// The same of a row's values and an output of a packed weight: both sums may be larger than what is left of them.
 fn apart_error(fixed: &GemmStatic, packed: &[u8], left: &[f64], output: usize, arithmetic: Arithmetic) -> f64 {
     match (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) {
-        (Rhs::Packed(format), Some(blocks)) if blocks.zero_points() && fixed.k > 0 => {
+        // In int8 both are integers, and exact.
+        (Rhs::Packed(format), Some(blocks))
+            if blocks.zero_points() && fixed.k > 0 && fixed.compute != Compute::Int8 =>
+        {
             let magnitudes = format.magnitudes(packed, fixed.k, fixed.outputs(), output);
             2.0 * Sum::of(left.iter().copied().zip(magnitudes), arithmetic).error
         }
@@ -127,55 +110,10 @@ pub(crate) fn packed_sum(
     (output, right): (usize, &[f64]),
     arithmetic: Arithmetic,
 ) -> Sum {
-    let right = right.iter().copied();
-    if let (Compute::Int8, Some(format)) = (fixed.compute, fixed.panel_kind().and_then(PanelKind::blocks)) {
-        return Sum::of(quantized(left, format.group()).into_iter().zip(right), arithmetic);
-    }
-    let low = fixed.compute == Compute::Bf16;
-    let mut left: Vec<f64> = left.iter().map(|&x| if low { DType::BF16.round(x) } else { x }).collect();
-    if let (true, Some(format)) = (arithmetic == INT16, fixed.panel_kind().and_then(PanelKind::blocks)) {
-        left = in_16_bits(&left, format.group());
-    }
-    let sum = Sum::of(left.iter().copied().zip(right), arithmetic);
+    let left = held::held(fixed, arithmetic, left);
+    let sum = Sum::of(left.iter().copied().zip(right.iter().copied()), arithmetic);
     let apart = apart_error(fixed, packed, &left, output, arithmetic);
     Sum { error: sum.error + if apart.is_nan() { 0.0 } else { apart }, ..sum }
-}
-
-/// Values as int8 holds them, in groups: multiples of the largest's 127th.
-pub(super) fn quantized(values: &[f64], group: usize) -> Vec<f64> {
-    let rounded = |x: &[f64]| {
-        let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
-        let largest = x.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
-        let (scale, inverse) = match largest {
-            _ if x.iter().any(|x| !x.is_finite()) => (f32::NAN, 0.0),
-            x if x < LEAST => (0.0, 0.0),
-            _ => (largest / 127.0, 127.0 / largest),
-        };
-        x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
-    };
-    values.chunks(group).flat_map(rounded).collect()
-}
-
-/// The smallest power of two, no subnormal, of which the largest of a group is at most 32,639 times.
-fn step_of_16_bits(group: &[f64]) -> f64 {
-    let largest = group.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
-    (-126..128).map(|n| 2.0f64.powi(n)).find(|step| largest <= 32_639.0 * step).unwrap_or(f64::NAN)
-}
-
-/// Values as integers of 16 bits hold them, in groups.
-fn in_16_bits(values: &[f64], group: usize) -> Vec<f64> {
-    let rounded = |x: &[f64]| {
-        let not_finite = x.iter().filter(|x| !x.is_finite()).count();
-        let step = step_of_16_bits(x);
-        let held = |x: f64| match not_finite {
-            0 => step * (x / step).round_ties_even(),
-            1 if x.is_finite() => 0.0,
-            1 => x,
-            _ => f64::NAN,
-        };
-        x.iter().map(|&x| held(x)).collect::<Vec<_>>()
-    };
-    values.chunks(group).flat_map(rounded).collect()
 }
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below

@@ -52,17 +52,23 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
-    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones.
-    WideQuads,
+    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones. Values that int16
+    /// does not hold beside the others of their group are there as bf16, and are marked in the header.
+    Int16Quads,
 }
 
 impl Left {
+    /// Quads of integers of one byte, or of two.
+    pub const fn quads(bytes: usize) -> Self {
+        if bytes == 1 { Self::Quads } else { Self::Int16Quads }
+    }
+
     /// Values of K in a step.
     pub const fn per_step(self) -> usize {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads | Self::WideQuads => 4,
+            Self::Quads | Self::Int16Quads => 4,
         }
     }
 
@@ -70,16 +76,19 @@ impl Left {
     pub const fn words(self) -> usize {
         match self {
             Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::WideQuads => 2,
+            Self::Int16Quads => 2,
         }
     }
 
     /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
-    /// from, one for each word of a step; of others the f32 sum of the group's values where there are zero points.
+    /// from, one for each word of a step; of int16 then whether any row of the tile has values in bf16, and a bit for
+    /// each value that is, in the order of the steps; of others the f32 sum of the group's values where there are zero
+    /// points.
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
             (_, None) => 0,
-            (Self::Quads | Self::WideQuads, Some(_)) => 1 + self.words(),
+            (Self::Quads, Some(_)) => 2,
+            (Self::Int16Quads, Some(format)) => 4 + format.group().div_ceil(32),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }

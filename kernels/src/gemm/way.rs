@@ -2,8 +2,9 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::GemmStatic;
 use super::tile::Tiles;
+use super::{Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::rates::predicted;
 use crate::{Arithmetic, Operator, Refusal, Row};
 
 /// A way to multiply on CPUs: all that its rows have in common, whatever their operator.
@@ -52,4 +53,14 @@ pub(super) use names;
 pub(crate) trait Multiplies: Operator {
     /// Its row of a way.
     fn row<W: Listed>() -> Row<Self>;
+}
+
+/// Predicted seconds at `rate` operations per second and thread.
+pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
+    let mut work = Gemm::work(fixed, call);
+    if let Rhs::Strided(_) = fixed.b {
+        // Packing a value of B costs about as much as 32 operations with it.
+        work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
+    }
+    predicted::by_rate(work, hardware, rate)
 }

@@ -1,13 +1,12 @@
 //! The ways to multiply on CPUs: one list, of which every operator with products makes its rows.
 
-use sinew_memory::{DeviceKind, Hardware};
+use sinew_memory::DeviceKind;
 
-use super::way::{Listed, Multiplies};
-use super::{Gemm, GemmDynamic, GemmStatic, Rhs, cpu, cpu_blocks, cpu_int8, driver, plan};
+use super::way::{Listed, Multiplies, cost};
+use super::{Gemm, cpu, cpu_blocks, cpu_int8, driver, plan};
 #[cfg(target_arch = "x86_64")]
 use super::{cpu_avx512bf16, cpu_blocks_avx512bf16, cpu_blocks_avx512vnni};
-use crate::rates::predicted;
-use crate::{Operator, Row};
+use crate::Row;
 
 /// The rows of an operator: all ways, best first.
 pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
@@ -17,7 +16,7 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         #[cfg(target_arch = "x86_64")]
         O::row::<cpu_blocks_avx512bf16::DotWay>(),
         #[cfg(target_arch = "x86_64")]
-        O::row::<cpu_blocks_avx512vnni::WideWay>(),
+        O::row::<cpu_blocks_avx512vnni::Int16Way>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<cpu_int8::x86::VnniWay>(),
         #[cfg(target_arch = "x86_64")]
@@ -49,14 +48,4 @@ impl Multiplies for Gemm {
             run: |launch, fixed, call, operands| unsafe { driver::run(W::WAY.tiles, launch, fixed, call, operands) },
         }
     }
-}
-
-/// Predicted seconds at `rate` operations per second and thread.
-pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
-    let mut work = Gemm::work(fixed, call);
-    if let Rhs::Strided(_) = fixed.b {
-        // Packing a value of B costs about as much as 32 operations with it.
-        work.flops += 32.0 * (call.batch * fixed.n * fixed.k) as f64;
-    }
-    predicted::by_rate(work, hardware, rate)
 }

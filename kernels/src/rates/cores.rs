@@ -8,7 +8,8 @@ pub(crate) struct Known {
     /// How many times as many operations bf16 dot products do as f32 multiply-adds, in registers: 2, 1 or 0.5.
     ///
     /// Not measured as it runs: which arithmetic a problem gets rests on it, and that must be the same in every run,
-    /// whatever else the machine does. It decides between the dot products' rows and those that widen to f32.
+    /// whatever else the machine does. It decides between the dot products' rows and those that widen to f32 or, of integer
+    /// weights, hold activations in two bytes.
     pub bf16_ratio: f64,
     /// Whether a loop that multiplies what it reads in order as it is gains from asking for it ahead: Zen 5 reads up to a
     /// fifth faster with it, Zen 4 up to a quarter more slowly where memory is quick to answer.
@@ -49,7 +50,8 @@ impl Known {
                 Self { bf16_ratio: 2.0, asks_ahead: false, halves_panels: true, ..Self::OF_OTHERS }
             }
             (b"AuthenticAMD", 0x1a, _) => Self { bf16_ratio: 2.0, passes_caches: true, ..Self::OF_OTHERS },
-            // Sapphire and Emerald Rapids: a quarter of the instructions. Widening to f32 is faster there.
+            // Sapphire and Emerald Rapids: a quarter of the instructions. Widening to f32 is faster there, and of integer
+            // weights VNNI.
             (b"GenuineIntel", 0x6, 0x8f | 0xcf) => Self { bf16_ratio: 0.5, ..Self::OF_OTHERS },
             _ => Self::OF_OTHERS,
         }

@@ -49,7 +49,7 @@ pub(super) struct PackRows<'a> {
 /// is stored of a step reaches into the next.
 pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
     match (left, panels.blocks()) {
-        (Left::Quads | Left::WideQuads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
+        (Left::Quads | Left::Int16Quads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
         _ => 1,
     }
 }
@@ -109,7 +109,7 @@ impl PackRows<'_> {
         unsafe {
             match (left, panels.blocks()) {
                 (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, panels, (part, self.parts)),
-                (Left::WideQuads, Some(_)) => quads::pack::<S, T, 2>(&tile, reading, panels, (part, self.parts)),
+                (Left::Int16Quads, Some(_)) => quads::pack::<S, T, 2>(&tile, reading, panels, (part, self.parts)),
                 _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
             }
         }
@@ -118,9 +118,11 @@ impl PackRows<'_> {
 
 #[cfg(test)]
 mod tests {
-    use sinew_memory::{Cpu, Team};
+    use sinew_memory::{Cpu, SimdLevel, Team};
     use sinew_tensor::{BlockFormat, BlockValues, Element, Tensor};
 
+    #[cfg(target_arch = "x86_64")]
+    use super::super::cpu_blocks_avx512vnni;
     use super::super::{cpu, cpu_int8};
     use super::*;
     use crate::packed::GROUP_SIZES;
@@ -189,26 +191,33 @@ mod tests {
     /// However many tasks pack a tile, its words are the same.
     #[test]
     fn parts_of_a_tile_are_packed_alike() {
-        let tiles = &cpu_int8::PORTABLE;
-        for group in GROUP_SIZES {
-            let format = BlockFormat::new(BlockValues::Int4, group, DType::BF16, false).unwrap();
-            let panels = PanelKind::Blocks(format);
-            for (k, most) in [(1, 1), (group, 1), (15 * group + 8, 1), (16 * group + 1, 2), (50 * group - 8, 4)] {
-                assert_eq!(parts(tiles.left, panels, k, 9), most);
-                for count in 1..=tiles.highest() {
-                    let values: Vec<f32> = (0..count * k).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
-                    let whole = packed(tiles, panels, &values, count, 1);
-                    for parts in [2, 3, 7] {
-                        assert_eq!(
-                            packed(tiles, panels, &values, count, parts),
-                            whole,
-                            "{count} rows of {k} by {parts}"
-                        );
-                    }
-                }
+        let all = [
+            &cpu_int8::PORTABLE,
+            #[cfg(target_arch = "x86_64")]
+            &cpu_blocks_avx512vnni::TILES,
+        ];
+        for tiles in all.into_iter().filter(|tiles| tiles.level <= SimdLevel::detected()) {
+            for group in GROUP_SIZES {
+                parts_of_groups_are_packed_alike(tiles, group);
             }
         }
         assert_eq!(parts(Left::Singles, PanelKind::F32, 1 << 20, 9), 1);
+    }
+
+    fn parts_of_groups_are_packed_alike(tiles: &'static Tiles, group: usize) {
+        let format = BlockFormat::new(BlockValues::Int4, group, DType::BF16, false).unwrap();
+        let panels = PanelKind::Blocks(format);
+        for (k, most) in [(1, 1), (group, 1), (15 * group + 8, 1), (16 * group + 1, 2), (50 * group - 8, 4)] {
+            assert_eq!(parts(tiles.left, panels, k, 9), most);
+            for count in 1..=tiles.highest() {
+                let values: Vec<f32> = (0..count * k).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+                let whole = packed(tiles, panels, &values, count, 1);
+                for parts in [2, 3, 7] {
+                    let of = format!("{:?}, {count} rows of {k} by {parts}", tiles.left);
+                    assert_eq!(packed(tiles, panels, &values, count, parts), whole, "{of}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -6,12 +6,12 @@ use half::bf16;
 
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
-use super::rounded::Quantized;
+use super::rounded::{Quantized, take_apart};
 use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::WideQuads`], to
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`], to
 /// multiply with panels of blocks.
 ///
 /// # Safety
@@ -48,7 +48,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     let format = panels.admitted_blocks();
     let (values, group) = (format.values(), format.group());
     debug_assert!(group <= G);
-    let left = if BYTES == 1 { Left::Quads } else { Left::WideQuads };
+    let left = Left::quads(BYTES);
     let groups = reading.k.div_ceil(group);
     // Words of 32 bits from a group to the next.
     let stride = left.bytes(panels, group) / 4 * height;
@@ -60,7 +60,15 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
         // SAFETY: those are the tile's.
         unsafe { to.add(start).write_bytes(0, end - start) };
     }
-    let mut x = [[0.0; G]; LANES];
+    if BYTES == 2 {
+        for group in start..end {
+            for row in 0..height {
+                // SAFETY: there is room for headers.
+                unsafe { to.add(group * stride + (1 + BYTES) * height + row).write(0) };
+            }
+        }
+    }
+    let (mut x, mut apart) = ([[0.0; G]; LANES], [[0.0; G]; LANES]);
     for (r, (line, scale)) in lines.iter().zip(scales).enumerate() {
         for first in (start..end).step_by(LANES) {
             let count = (end - first).min(LANES);
@@ -71,25 +79,52 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
             }
             // SAFETY: passed on; the tile holds the groups.
             unsafe {
-                let quantized = Quantized::<G, BYTES>::of::<S>(&x, count);
-                let mut to = to.add(first * stride + r);
+                let have_apart =
+                    if BYTES == 2 { take_apart::<S, G>(&mut x, &mut apart, count) } else { [false; LANES] };
+                let mut quantized = Quantized::<G, BYTES>::of::<S>(&x, count);
                 for i in 0..count {
-                    to.cast::<f32>().write(quantized.scales[i]);
-                    let n = (reading.k - (first + i) * group).min(group);
-                    let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
-                    for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
-                        // What every weight is too large by, times the values, is taken off before.
-                        let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
-                        to.add((1 + byte) * height).write(start);
-                        let quads = blocks::in_quads(values, &bytes[i]);
-                        for (step, &quad) in quads.iter().enumerate().take(steps) {
-                            to.add((1 + BYTES + step * BYTES + byte) * height).write(quad);
+                    let to = to.add((first + i) * stride);
+                    if BYTES == 2 {
+                        let masks = to.add((2 + BYTES) * height + r);
+                        if have_apart[i] {
+                            quantized.set_apart(i, &apart[i]);
+                            let marks = blocks::in_quads(values, &apart[i].map(|x| i8::from(x != 0.0)));
+                            write_marks(&marks, group, height, masks);
+                            (0..height).for_each(|row| to.add((1 + BYTES) * height + row).write(1));
+                        } else {
+                            (0..group.div_ceil(32)).for_each(|mask| masks.add(mask * height).write(0));
                         }
                     }
-                    to = to.add(stride);
+                    // What every weight is too large by, times the values, is taken off before.
+                    to.cast::<f32>().add(r).write(quantized.scales[i]);
+                    let n = (reading.k - (first + i) * group).min(group);
+                    let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
+                    let behind = to.add(left.header(panels) * height + r);
+                    for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
+                        let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
+                        to.add((1 + byte) * height + r).write(start);
+                        let quads = blocks::in_quads(values, &bytes[i]);
+                        for (step, &quad) in quads.iter().enumerate().take(steps) {
+                            behind.add((step * BYTES + byte) * height).write(quad);
+                        }
+                    }
                 }
             }
         }
+    }
+}
+
+/// Writes a bit for each byte of the steps of a group, in words of 32 bits.
+///
+/// # Safety
+/// There is room for them, in a tile of `height` rows.
+#[cold]
+unsafe fn write_marks(marks: &[i32], group: usize, height: usize, to: *mut i32) {
+    for (i, steps) in marks[..group / 4].chunks(8).enumerate() {
+        let bytes = steps.iter().flat_map(|step| step.to_le_bytes()).enumerate();
+        let bits = bytes.fold(0u32, |bits, (at, byte)| bits | u32::from(byte != 0) << at);
+        // SAFETY: passed on.
+        unsafe { to.add(i * height).write(bits as i32) };
     }
 }
 

@@ -1,17 +1,14 @@
 //! Groups of activations in integers of one byte or two, ties to even: `q = round(x / scale)`, of one byte with the largest
-//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639.
+//! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and what these
+//! do not hold [apart](take_apart).
 
-use crate::packed::LEAST;
+use crate::packed::{LEAST, MOST_OF_INT16};
 use crate::simd::{LANES, Simd};
-
-/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
-const MOST_OF_TWO: f32 = 32_639.0;
 
 /// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
 /// the lanes of one vector is asked of all groups at once after a transposition.
 pub(super) struct Quantized<const G: usize, const BYTES: usize> {
-    /// What the values of each group are multiplied with. NaN where one of them was not finite, unless it is of two bytes,
-    /// an infinity, and alone: then that, and the group's values are its sign and zeros.
+    /// What the values of each group are multiplied with; NaN where one of them was not finite.
     pub scales: [f32; LANES],
     /// The sums of the values' bytes, as below.
     pub sums: [[f32; LANES]; BYTES],
@@ -78,27 +75,105 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
                 S::store(to.as_mut_ptr(), sums);
             }
         }
-        if BYTES == 2 && quantized.scales.iter().any(|scale| scale.is_nan()) {
-            quantized.keep_lone_infinities(&x[..count]);
-        }
         quantized
     }
 
-    /// Of each group whose one value that is not finite is an infinity, that, so that its products are what they would be.
-    #[cold]
-    fn keep_lone_infinities(&mut self, x: &[[f32; G]]) {
-        for (group, x) in x.iter().enumerate() {
-            let mut not_finite = x.iter().enumerate().filter(|(_, x)| !x.is_finite());
-            if let (Some((at, x)), None) = (not_finite.next(), not_finite.next())
-                && x.is_infinite()
-            {
-                let sign = x.signum();
-                self.scales[group] = f32::INFINITY;
-                self.sums[BYTES - 1][group] = sign;
-                self.values[BYTES - 1][group][at] = sign as i8;
+    /// Holds values of a group apart, in bf16, where there are any: elsewhere they are zero.
+    pub fn set_apart(&mut self, group: usize, apart: &[f32; G]) {
+        for (i, x) in apart.iter().enumerate().filter(|(_, x)| **x != 0.0) {
+            for (values, byte) in self.values.iter_mut().zip(x.to_be_bytes()) {
+                values[group][i] = byte as i8;
             }
         }
     }
+}
+
+/// Of two bytes a group has outliers where most of its values are below a 128th of the largest, and would lose bits of bf16.
+const OUTLIERS: f32 = 1.0 / 128.0;
+/// Nor do two bytes hold what is less than a 4096th of the largest, or than eight times the least power of two that is a
+/// scale: it would err by more than an eighth.
+const TINY: f32 = 1.0 / 4096.0;
+const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
+
+/// Moves values of the first `count` groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others
+/// to `apart`, and leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
+///
+/// # Safety
+/// Those of [`Simd`].
+#[inline(always)]
+pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
+    x: &mut [[f32; G]; LANES],
+    apart: &mut [[f32; G]; LANES],
+    count: usize,
+) -> [bool; LANES] {
+    let (mut largest, mut more, mut tiny) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    // SAFETY: passed on; vectors are inside their groups.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        let mut all = [zero; LANES];
+        for (lanes, x) in all.iter_mut().zip(&*x).take(count) {
+            let mut finite = zero;
+            for x in x.as_chunks::<LANES>().0 {
+                let x = S::load(x.as_ptr());
+                *lanes = S::max(S::abs(x), *lanes);
+                finite = S::fma(x, zero, finite);
+            }
+            *lanes = S::add(*lanes, finite);
+        }
+        // NaN where one is not finite.
+        let (mut most, mut finite) = (zero, zero);
+        for lanes in S::transpose(all) {
+            most = S::max(lanes, most);
+            finite = S::fma(lanes, zero, finite);
+        }
+        S::store(largest.as_mut_ptr(), S::add(most, finite));
+        // How many more are small than not, and how many are tiny.
+        let (mut small_ones, mut tiny_ones) = ([zero; LANES], [zero; LANES]);
+        for (group, x) in x.iter().enumerate().take(count) {
+            let least = S::splat(largest[group] * OUTLIERS);
+            let held = S::splat((largest[group] * TINY).max(LEAST_HELD));
+            for x in x.as_chunks::<LANES>().0 {
+                let x = S::abs(S::load(x.as_ptr()));
+                let some = S::select_lt(zero, x, one, zero);
+                small_ones[group] = S::add(small_ones[group], S::select_lt(x, least, some, S::splat(-1.0)));
+                tiny_ones[group] = S::add(tiny_ones[group], S::select_lt(x, held, some, zero));
+            }
+        }
+        for (to, of) in [(&mut more, small_ones), (&mut tiny, tiny_ones)] {
+            let sums = S::transpose(of).into_iter().fold(zero, |sum, lanes| S::add(sum, lanes));
+            S::store(to.as_mut_ptr(), sums);
+        }
+    }
+    std::array::from_fn(|i| {
+        let some = i < count && (largest[i].is_nan() || more[i] > 0.0 || tiny[i] > 0.0);
+        if some {
+            take_apart_of(&mut x[i], &mut apart[i]);
+        }
+        some
+    })
+}
+
+/// The same of a group that has some.
+#[cold]
+fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
+    apart.fill(0.0);
+    let mut take = |x: &mut [f32; G], of: &dyn Fn(f32) -> bool| {
+        for (x, apart) in x.iter_mut().zip(&mut *apart).filter(|(x, _)| of(**x)) {
+            *apart = std::mem::take(x);
+        }
+    };
+    take(x, &|x| !x.is_finite());
+    let largest = loop {
+        let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let large = |x: f32| x.abs() >= largest * OUTLIERS;
+        let [larges, smalls] = [true, false].map(|is| x.iter().filter(|&&x| x != 0.0 && large(x) == is).count());
+        if smalls <= larges {
+            break largest;
+        }
+        take(x, &|x| x != 0.0 && large(x));
+    };
+    let held = (largest * TINY).max(LEAST_HELD);
+    take(x, &|x| x != 0.0 && x.abs() < held);
 }
 
 /// The scales of groups of one byte, and their inverses, by the largest of each.
@@ -112,12 +187,12 @@ unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
 }
 
 /// The same of two bytes: `2^(e - 14)` where `2^e` is the highest power of two up to the largest times 32,768 / 32,639. It
-/// is no subnormal: of values below 2^-112 less is kept.
+/// is no subnormal.
 #[inline(always)]
 unsafe fn of_two<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
-        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_TWO)), 23);
+        let exponent = S::bits_from(S::mul(largest, S::splat(32_768.0 / MOST_OF_INT16)), 23);
         let n = S::max(S::sub(exponent, S::splat(127.0 + 14.0)), S::splat(-126.0));
         [S::pow2(n), S::pow2(S::sub(S::splat(0.0), n))]
     }
@@ -131,7 +206,7 @@ mod tests {
     use crate::simd::{Kernel, launch};
 
     /// Kinds of groups.
-    const KINDS: usize = 19;
+    const KINDS: usize = 24;
 
     /// Groups of activations, compared with what the formulas say of each.
     struct Activations<const G: usize>;
@@ -166,6 +241,13 @@ mod tests {
                 16 => of(1e-37),
                 17 => [1.9921875; G],
                 18 => [-1.0; G],
+                19 => with(3, 1e5),
+                // Outliers beside outliers.
+                20 => std::array::from_fn(|i| [1e9, -1.0, 2e4, 0.5, 0.75, 0.25, 1.5, -0.625][i % 8]),
+                21 => with(5, 1e-5),
+                22 => std::array::from_fn(|i| if i % 2 == 0 { 1e-38 } else { -1e-39 }),
+                // As many of each.
+                23 => std::array::from_fn(|i| if i % 2 == 0 { 1e5 } else { 1.0 }),
                 _ => [f32::NAN; G],
             }
         }
@@ -179,36 +261,65 @@ mod tests {
             let kind = |i: usize| if i < count { (first + i) % KINDS } else { KINDS };
             let x: [[f32; G]; LANES] = std::array::from_fn(|i| Self::group(kind(i)));
             // SAFETY: the machine has the level.
-            let (quantized, wide) =
-                unsafe { (Quantized::<G, 1>::of::<S>(&x, count), Quantized::<G, 2>::of::<S>(&x, count)) };
+            let quantized = unsafe { Quantized::<G, 1>::of::<S>(&x, count) };
+            let (mut beside, mut apart) = (x, [[0.0; G]; LANES]);
+            // SAFETY: the machine has the level.
+            let (have_apart, mut wide) = unsafe {
+                let have_apart = take_apart::<S, G>(&mut beside, &mut apart, count);
+                (have_apart, Quantized::<G, 2>::of::<S>(&beside, count))
+            };
             for (i, x) in x.iter().enumerate().take(count) {
                 let of = format!("group {} of {G}, one of {count}, at {}", kind(i), S::LEVEL);
-                let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-                let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
-                let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);
-                for (sum, bytes) in wide.sums.iter().zip([upper, lower]) {
-                    assert_eq!(sum[i] as i32, bytes.iter().sum::<i32>(), "{of}");
+                self.check_bytes(&quantized, i, x, &of);
+                assert_eq!(have_apart[i], apart[i].iter().any(|&x| x != 0.0), "{of}");
+                for (x, (beside, apart)) in x.iter().zip(beside[i].iter().zip(&apart[i])) {
+                    assert!(*beside == 0.0 || *apart == 0.0, "{of}");
+                    assert_eq!(if *apart == 0.0 { *beside } else { *apart }.to_bits(), x.to_bits(), "{of}");
                 }
-                if !x.iter().all(|x| x.is_finite()) {
-                    assert!(quantized.scales[i].is_nan(), "{of}");
-                    assert_eq!((quantized.values[0][i], quantized.sums[0][i]), ([0; G], 0.0), "{of}");
-                    let alone = x.iter().filter(|x| !x.is_finite()).count() == 1 && !x.iter().any(|x| x.is_nan());
-                    let sign = |x: &f32| if alone && x.is_infinite() { x.signum() as i32 } else { 0 };
-                    assert_eq!(words, std::array::from_fn(|i| sign(&x[i])), "{of}");
-                    assert_eq!(wide.scales[i].is_nan(), !alone, "{of}");
-                    assert!(wide.scales[i].is_nan() || wide.scales[i] == f32::INFINITY, "{of}");
-                    continue;
+                self.check_words(&wide, i, &beside[i], &of);
+                if have_apart[i] {
+                    wide.set_apart(i, &apart[i]);
                 }
-                // The smallest power of two that leaves no integer too large, and is no subnormal.
-                let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_TWO);
-                assert_eq!(Some(wide.scales[i]), power, "{of}");
-                assert_eq!(words, x.map(|x| (x / wide.scales[i]).round_ties_even() as i32), "{of}");
-                let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
-                let values = x.map(|x| (x * inverse).round_ties_even() as i8);
-                assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
-                assert_eq!(quantized.values[0][i], values, "{of}");
-                assert_eq!(quantized.sums[0][i] as i32, values.iter().map(|&x| i32::from(x)).sum::<i32>(), "{of}");
+                let [upper, lower] = wide.values.map(|values| values[i]);
+                for (at, x) in apart[i].iter().enumerate().filter(|(_, x)| **x != 0.0) {
+                    assert_eq!(x.to_bits() >> 16, u32::from(upper[at] as u8) << 8 | u32::from(lower[at] as u8), "{of}");
+                }
             }
+        }
+    }
+
+    impl<const G: usize> Activations<G> {
+        /// One byte of each value.
+        fn check_bytes(&self, quantized: &Quantized<G, 1>, i: usize, x: &[f32; G], of: &str) {
+            if !x.iter().all(|x| x.is_finite()) {
+                assert!(quantized.scales[i].is_nan(), "{of}");
+                assert_eq!((quantized.values[0][i], quantized.sums[0][i]), ([0; G], 0.0), "{of}");
+                return;
+            }
+            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
+            let values = x.map(|x| (x * inverse).round_ties_even() as i8);
+            assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
+            assert_eq!(quantized.values[0][i], values, "{of}");
+            assert_eq!(quantized.sums[0][i] as i32, values.iter().map(|&x| i32::from(x)).sum::<i32>(), "{of}");
+        }
+
+        /// Two bytes of each that is held beside the others, which lose no more than is said.
+        fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
+            let largest = beside.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            assert!(beside.iter().all(|&x| x == 0.0 || x.abs() >= (largest * TINY).max(LEAST_HELD)), "{of}");
+            let some = beside.iter().filter(|x| **x != 0.0);
+            let small = some.clone().filter(|x| x.abs() < largest * OUTLIERS).count();
+            assert!(2 * small <= some.count(), "{of}");
+            let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
+            let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);
+            for (sum, bytes) in wide.sums.iter().zip([upper, lower]) {
+                assert_eq!(sum[i] as i32, bytes.iter().sum::<i32>(), "{of}");
+            }
+            // The smallest power of two that leaves no integer too large, and is no subnormal.
+            let power = (-126..=127).map(|n| 2.0f32.powi(n)).find(|power| largest / power <= MOST_OF_INT16);
+            assert_eq!(Some(wide.scales[i]), power, "{of}");
+            assert_eq!(words, beside.map(|x| (x / wide.scales[i]).round_ties_even() as i32), "{of}");
         }
     }
 

@@ -66,7 +66,7 @@ impl KBlocks {
 fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
     let expandable = tiles.expansion.is_some() && shape.kind.blocks().is_some() && !shape.unpacked;
     let of_tiles = match tiles.left {
-        Left::Quads | Left::WideQuads => 1,
+        Left::Quads | Left::Int16Quads => 1,
         Left::Singles | Left::Pairs if expandable => 2,
         Left::Singles | Left::Pairs => 3,
     };

@@ -1,0 +1,494 @@
+//! Products of quads: four weights of a word with four activations, of bytes or of the two bytes of int16, summed as
+//! integers.
+
+use std::marker::PhantomData;
+
+use sinew_tensor::BlockFormat;
+
+use super::groups::{Group, LINE, Products};
+use super::tile::Left;
+use crate::packed::blocks;
+use crate::simd::{LANES, Portable, Simd};
+
+/// Integer sums of sixteen outputs.
+pub(super) trait Dots: Copy {
+    type S: Simd;
+    type Sums: Copy;
+    /// Four weights of each output.
+    type Weights: Copy;
+    /// All sums `x`.
+    unsafe fn splat(x: i32) -> Self::Sums;
+    /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
+    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
+    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
+    /// `a - b`.
+    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
+    /// `256 · upper + lower`.
+    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
+    /// As f32.
+    unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
+}
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub(super) struct Plain;
+
+impl Dots for Plain {
+    type S = Portable;
+    type Sums = [i32; LANES];
+    type Weights = [u8; 4 * LANES];
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self::Sums {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+        // SAFETY: passed on.
+        let bytes = unsafe { p.cast::<Self::Weights>().read() };
+        if QUADS == 1 { [bytes; QUADS] } else { std::array::from_fn(|i| bytes.map(|byte| byte >> (4 * i) & 0xf)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+        let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
+        for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
+            *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| 256 * upper[i] + lower[i])
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sums: Self::Sums) -> <Portable as Simd>::F {
+        let sums = sums.map(|sum| sum as f32);
+        // SAFETY: sixteen values.
+        unsafe { Portable::load(sums.as_ptr()) }
+    }
+}
+
+/// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
+#[derive(Clone, Copy)]
+pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
+    /// What weights are too large by, and its inverse: powers of two.
+    offset: f32,
+    inverse_offset: f32,
+    /// Words of a bit for each value of a group.
+    masks: usize,
+    dots: PhantomData<D>,
+}
+
+impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
+    pub fn of(format: BlockFormat) -> Self {
+        let offset = f32::from(blocks::offset(format.values()));
+        Self { offset, inverse_offset: 1.0 / offset, masks: format.group().div_ceil(32), dots: PhantomData }
+    }
+}
+
+impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
+    const LEFT: Left = Left::quads(BYTES);
+
+    /// What the sums of a row start from: `-offset` times those of its values' bytes.
+    #[inline(always)]
+    unsafe fn starts(header: *const f32, height: usize, row: usize) -> [D::Sums; BYTES] {
+        // SAFETY: passed on; they stand behind the rows' scales.
+        unsafe {
+            let mut starts = [D::splat(0); BYTES];
+            for (byte, start) in starts.iter_mut().enumerate() {
+                *start = D::splat(*header.cast::<i32>().add((1 + byte) * height + row));
+            }
+            starts
+        }
+    }
+
+    /// Whether any row of the tile has values in bf16.
+    #[inline(always)]
+    unsafe fn has_apart(group: Group) -> bool {
+        // SAFETY: passed on; it stands behind what sums start from.
+        BYTES == 2 && unsafe { *group.header.cast::<u32>().add((1 + BYTES) * group.height) } != 0
+    }
+
+    /// Calls `each` with the step and the byte of each value of a row that is in bf16, and its upper byte and its lower one,
+    /// the others of their words being zero.
+    #[inline(always)]
+    unsafe fn for_each_apart(self, group: Group, row: usize, mut each: impl FnMut(usize, usize, [i32; BYTES])) {
+        for mask in 0..self.masks {
+            // SAFETY: passed on; the masks come last in the header, and mark steps that are there.
+            unsafe {
+                let mut bits = *group.header.cast::<u32>().add((2 + BYTES + mask) * group.height + row);
+                while bits != 0 {
+                    let place = 32 * mask + bits.trailing_zeros() as usize;
+                    let (step, byte) = (place / 4, place % 4);
+                    let mut words = [0; BYTES];
+                    for (i, word) in words.iter_mut().enumerate() {
+                        *word =
+                            *group.a.cast::<i32>().add((BYTES * step + i) * group.height + row) & 0xff << (8 * byte);
+                    }
+                    each(step, byte, words);
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+
+    /// The weights of a step, of the sixteen outputs `h`.
+    #[inline(always)]
+    unsafe fn weights(group: Group, step: usize, h: usize) -> D::Weights {
+        // SAFETY: passed on.
+        unsafe { D::load::<N>(group.words.add(step / N * LINE + h * LINE / 2))[step % N] }
+    }
+
+    /// Takes a row's products of values in bf16, which as integers they are not, off its sums.
+    #[inline(always)]
+    unsafe fn take_apart<const H: usize>(self, sums: &mut [[D::Sums; BYTES]; H], group: Group, row: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            self.for_each_apart(group, row, |step, _, words| {
+                for (h, sums) in sums.iter_mut().enumerate() {
+                    let weights = Self::weights(group, step, h);
+                    for (sum, word) in sums.iter_mut().zip(words) {
+                        *sum = D::sub(*sum, D::dot(D::splat(0), weights, word));
+                    }
+                }
+            });
+        }
+    }
+
+    /// Adds a row's products of values in bf16 in a chain.
+    #[inline(always)]
+    unsafe fn add_apart<const ZEROS: bool, const H: usize>(
+        self,
+        sums: &mut [<D::S as Simd>::F; H],
+        group: Group,
+        row: usize,
+        zeros: [<D::S as Simd>::F; H],
+    ) {
+        // SAFETY: passed on.
+        unsafe {
+            self.for_each_apart(group, row, |step, byte, words| {
+                let [upper, lower] = [0, BYTES - 1].map(|i| (words[i] >> (8 * byte) & 0xff) as u32);
+                let x = D::S::splat(f32::from_bits(upper << 24 | lower << 16));
+                for (h, sum) in sums.iter_mut().enumerate() {
+                    let codes = D::dot(D::splat(0), Self::weights(group, step, h), 1 << (8 * byte));
+                    let mut weights = D::S::sub(D::widen(codes), D::S::splat(self.offset));
+                    if ZEROS {
+                        weights = D::S::sub(weights, zeros[h]);
+                    }
+                    *sum = D::S::fma(x, weights, *sum);
+                }
+            });
+        }
+    }
+
+    /// The sums of whole values, of those of their bytes: they fit 32 bits, of two bytes 128 times 255 times 32,768.
+    #[inline(always)]
+    unsafe fn joined(sums: [D::Sums; BYTES]) -> <D::S as Simd>::F {
+        // SAFETY: passed on.
+        unsafe { D::widen(if BYTES == 2 { D::join(sums[0], sums[BYTES - 1]) } else { sums[0] }) }
+    }
+}
+
+impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize> Products<R, H>
+    for Quads<D, N, BYTES>
+{
+    type S = D::S;
+    /// Of each row and vector the sums of the products of its bytes.
+    type Sums = [[[D::Sums; BYTES]; H]; R];
+    const LEFT: Left = Self::LEFT;
+    const STEPS: usize = N;
+    const LOADED: usize = N * H + 1;
+    const SUMS: usize = BYTES;
+    const LIGHT: bool = N == 1;
+
+    #[inline(always)]
+    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            let mut sums = [[[D::splat(0); BYTES]; H]; R];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                *sums = [Self::starts(header, height, r); H];
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            let mut w = [D::load::<N>(words); H];
+            for (h, w) in w.iter_mut().enumerate() {
+                *w = D::load::<N>(words.add(h * LINE / 2));
+            }
+            for quad in 0..N {
+                for byte in 0..BYTES {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let x = *a.cast::<i32>().add((BYTES * quad + byte) * height + r);
+                        for (s, w) in sums.iter_mut().zip(w) {
+                            s[byte] = D::dot(s[byte], w[quad], x);
+                        }
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// What is multiplied with weights' scales: `(Σ a·b - zero · Σ a) · scale of a`, and then the products of values in
+    /// bf16. In brackets there are integers, exact up to 2^24.
+    #[inline(always)]
+    unsafe fn finish<const ZEROS: bool>(
+        self,
+        mut sums: Self::Sums,
+        group: Group,
+        zeros: [<D::S as Simd>::F; H],
+    ) -> [[<D::S as Simd>::F; H]; R] {
+        let Group { header, height, .. } = group;
+        // SAFETY: passed on.
+        unsafe {
+            let has_apart = Self::has_apart(group);
+            if has_apart {
+                cold_path();
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    self.take_apart(sums, group, r);
+                }
+            }
+            let mut scaled = [[D::S::splat(0.0); H]; R];
+            for (r, (scaled, sums)) in scaled.iter_mut().zip(sums).enumerate() {
+                let start = Self::joined(Self::starts(header, height, r));
+                let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
+                // The row's scale first: the two scales' product may be too large where the sum is not.
+                let scale = D::S::splat(*header.add(r));
+                for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
+                    let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
+                    *x = D::S::mul(s, scale);
+                }
+            }
+            if has_apart {
+                cold_path();
+                for (r, scaled) in scaled.iter_mut().enumerate() {
+                    self.add_apart::<ZEROS, H>(scaled, group, r, zeros);
+                }
+            }
+            scaled
+        }
+    }
+}
+
+/// Says that what follows is rare.
+#[cold]
+fn cold_path() {}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::*;
+    use crate::simd::{Avx2, Avx512};
+
+    /// `vpdpbusd`.
+    #[derive(Clone, Copy)]
+    pub struct Vnni;
+
+    impl Dots for Vnni {
+        type S = Avx512;
+        type Sums = __m512i;
+        type Weights = __m512i;
+
+        #[inline(always)]
+        unsafe fn splat(x: i32) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_set1_epi32(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn load<const QUADS: usize>(p: *const u8) -> [__m512i; QUADS] {
+            // SAFETY: passed on.
+            unsafe {
+                let bytes = _mm512_loadu_si512(p.cast());
+                let mut quads = [bytes; QUADS];
+                if QUADS == 2 {
+                    let mask = _mm512_set1_epi8(0xf);
+                    quads[0] = _mm512_and_si512(bytes, mask);
+                    quads[1] = _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), mask);
+                }
+                quads
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
+        }
+
+        #[inline(always)]
+        unsafe fn sub(a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_sub_epi32(a, b) }
+        }
+
+        #[inline(always)]
+        unsafe fn join(upper: __m512i, lower: __m512i) -> __m512i {
+            // SAFETY: passed on.
+            unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
+        }
+
+        #[inline(always)]
+        unsafe fn widen(sums: __m512i) -> __m512 {
+            // SAFETY: passed on.
+            unsafe { _mm512_cvtepi32_ps(sums) }
+        }
+    }
+
+    /// Even bytes, and odd ones.
+    #[inline(always)]
+    unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
+    }
+
+    /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
+    #[derive(Clone, Copy)]
+    pub struct EvenAndOdd;
+
+    impl Dots for EvenAndOdd {
+        type S = Avx2;
+        type Sums = [__m256i; 2];
+        type Weights = [[__m256i; 2]; 2];
+
+        #[inline(always)]
+        unsafe fn splat(x: i32) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe { [_mm256_set1_epi32(x); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+            // SAFETY: passed on.
+            unsafe {
+                let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+                let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
+                if QUADS == 2 {
+                    let mask = _mm256_set1_epi8(0xf);
+                    for (half, words) in words.into_iter().enumerate() {
+                        quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
+                        quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
+                    }
+                }
+                quads
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe {
+                let a = _mm256_set1_epi32(a);
+                let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
+                let mut sums = sums;
+                for (sum, [low, high]) in sums.iter_mut().zip(weights) {
+                    let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
+                    *sum = _mm256_add_epi32(*sum, both);
+                }
+                sums
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
+        }
+
+        #[inline(always)]
+        unsafe fn join([upper, above]: Self::Sums, [lower, below]: Self::Sums) -> Self::Sums {
+            // SAFETY: passed on.
+            unsafe {
+                [
+                    _mm256_add_epi32(_mm256_slli_epi32::<8>(upper), lower),
+                    _mm256_add_epi32(_mm256_slli_epi32::<8>(above), below),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
+            // SAFETY: sixteen values.
+            unsafe {
+                let mut values = [0.0f32; LANES];
+                for (values, sums) in values.chunks_exact_mut(8).zip(sums) {
+                    _mm256_storeu_ps(values.as_mut_ptr(), _mm256_cvtepi32_ps(sums));
+                }
+                Avx2::load(values.as_ptr())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sinew_tensor::{BlockValues, DType};
+
+    use super::*;
+    use crate::gemm::groups::multiply;
+    use crate::gemm::groups::tests::{numbers, panel};
+    use crate::gemm::tile::Reads;
+    use crate::packed::PANEL;
+
+    /// Sums of eight rows and of two and a half groups of a panel with zero points, `V` vectors at a time.
+    fn sums<const N: usize, const BYTES: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
+        const ROWS: usize = 8;
+        let k = format.group() * 5 / 2;
+        let mut next = numbers();
+        let panel = panel(format, k, &mut next);
+        // Of each group the rows' scales and what their sums start from, which values are in bf16, and quads.
+        let mut a: Vec<u32> = Vec::new();
+        for first in (0..k).step_by(format.group()) {
+            let steps = (k - first).min(format.group()) / 4;
+            a.extend((0..ROWS).map(|_| (next() as f32 / 1e4).to_bits()));
+            a.extend((0..BYTES * ROWS).map(|_| next() & 0xfff));
+            if BYTES == 2 {
+                // In every second group.
+                let some = !(first / format.group()).is_multiple_of(2);
+                a.extend([some as u32; ROWS]);
+                for mask in 0..format.group().div_ceil(32) {
+                    let here = (4 * steps).saturating_sub(32 * mask).min(32);
+                    let all = (1u64 << here) as u32;
+                    a.extend((0..ROWS).map(|_| if some { next() & all.wrapping_sub(1) } else { 0 }));
+                }
+            }
+            // In bf16 they are below 2.
+            a.extend((0..steps * BYTES * ROWS).map(|_| (next() << 16 | next()) & 0xbfbf_bfbf));
+        }
+        let mut sums: Vec<f32> = (0..ROWS * PANEL).map(|_| next() as f32).collect();
+        let (to, a) = (sums.as_mut_ptr(), a.as_ptr().cast());
+        let quads = Quads::<Plain, N, BYTES>::of(format);
+        // SAFETY: rows and panel hold the steps.
+        unsafe { multiply::<_, ROWS, 1, 2, V>(quads, format, Reads::Again, a, panel.as_ptr(), k / 4, to, true) };
+        sums.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn half_a_panel_at_a_time_gives_the_bits_of_a_whole_one() {
+        let of = |values, group| BlockFormat::new(values, group, DType::F32, true).expect("a format");
+        for group in [32, 128] {
+            let (int4, int8) = (of(BlockValues::Int4, group), of(BlockValues::Int8, group));
+            assert_eq!(sums::<2, 1, 1>(int4), sums::<2, 1, 2>(int4), "int4, {group}");
+            assert_eq!(sums::<1, 1, 1>(int8), sums::<1, 1, 2>(int8), "int8, {group}");
+            assert_eq!(sums::<2, 2, 1>(int4), sums::<2, 2, 2>(int4), "int4 with int16, {group}");
+            assert_eq!(sums::<1, 2, 1>(int8), sums::<1, 2, 2>(int8), "int8 with int16, {group}");
+        }
+    }
+}
