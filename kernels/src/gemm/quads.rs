@@ -28,6 +28,39 @@ pub(super) trait Dots: Copy {
     unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
     /// As f32.
     unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
+    /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
+    unsafe fn finish_apart<const N: usize, const BYTES: usize, const ZEROS: bool, const R: usize, const H: usize>(
+        quads: Quads<Self, N, BYTES>,
+        group: Group,
+        zeros: &[<Self::S as Simd>::F; H],
+        sums: &mut [[[Self::Sums; BYTES]; H]; R],
+        to: &mut [[<Self::S as Simd>::F; H]; R],
+    );
+}
+
+/// `finish_apart` of [`Dots`], at a level.
+macro_rules! finish_apart {
+    ($(#[$level:meta])?) => {
+        #[cold]
+        #[inline(never)]
+        $(#[$level])?
+        unsafe fn finish_apart<
+            const N: usize,
+            const BYTES: usize,
+            const ZEROS: bool,
+            const R: usize,
+            const H: usize,
+        >(
+            quads: Quads<Self, N, BYTES>,
+            group: Group,
+            zeros: &[<Self::S as Simd>::F; H],
+            sums: &mut [[[Self::Sums; BYTES]; H]; R],
+            to: &mut [[<Self::S as Simd>::F; H]; R],
+        ) {
+            // SAFETY: passed on.
+            unsafe { quads.finish_apart::<ZEROS, R, H>(group, zeros, sums, to) }
+        }
+    };
 }
 
 /// Plain Rust.
@@ -76,6 +109,8 @@ impl Dots for Plain {
         // SAFETY: sixteen values.
         unsafe { Portable::load(sums.as_ptr()) }
     }
+
+    finish_apart!();
 }
 
 /// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
@@ -149,45 +184,68 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         unsafe { D::load::<N>(group.words.add(step / N * LINE + h * LINE / 2))[step % N] }
     }
 
-    /// Takes a row's products of values in bf16, which as integers they are not, off its sums.
+    /// What [`finish`](Products::finish) gives of a tile that has values in bf16.
     #[inline(always)]
-    unsafe fn take_apart<const H: usize>(self, sums: &mut [[D::Sums; BYTES]; H], group: Group, row: usize) {
-        // SAFETY: passed on.
-        unsafe {
-            self.for_each_apart(group, row, |step, _, words| {
-                for (h, sums) in sums.iter_mut().enumerate() {
-                    let weights = Self::weights(group, step, h);
-                    for (sum, word) in sums.iter_mut().zip(words) {
-                        *sum = D::sub(*sum, D::dot(D::splat(0), weights, word));
-                    }
-                }
-            });
-        }
-    }
-
-    /// Adds a row's products of values in bf16 in a chain.
-    #[inline(always)]
-    unsafe fn add_apart<const ZEROS: bool, const H: usize>(
+    unsafe fn finish_apart<const ZEROS: bool, const R: usize, const H: usize>(
         self,
-        sums: &mut [<D::S as Simd>::F; H],
         group: Group,
-        row: usize,
-        zeros: [<D::S as Simd>::F; H],
+        zeros: &[<D::S as Simd>::F; H],
+        sums: &mut [[[D::Sums; BYTES]; H]; R],
+        to: &mut [[<D::S as Simd>::F; H]; R],
     ) {
         // SAFETY: passed on.
         unsafe {
-            self.for_each_apart(group, row, |step, byte, words| {
-                let [upper, lower] = [0, BYTES - 1].map(|i| (words[i] >> (8 * byte) & 0xff) as u32);
-                let x = D::S::splat(f32::from_bits(upper << 24 | lower << 16));
-                for (h, sum) in sums.iter_mut().enumerate() {
-                    let codes = D::dot(D::splat(0), Self::weights(group, step, h), 1 << (8 * byte));
-                    let mut weights = D::S::sub(D::widen(codes), D::S::splat(self.offset));
-                    if ZEROS {
-                        weights = D::S::sub(weights, zeros[h]);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // As integers they are not what they are.
+                self.for_each_apart(group, r, |step, _, words| {
+                    for (h, sums) in sums.iter_mut().enumerate() {
+                        let weights = Self::weights(group, step, h);
+                        for (sum, word) in sums.iter_mut().zip(words) {
+                            *sum = D::sub(*sum, D::dot(D::splat(0), weights, word));
+                        }
                     }
-                    *sum = D::S::fma(x, weights, *sum);
+                });
+            }
+            *to = self.scaled::<ZEROS, R, H>(*sums, group, *zeros);
+            for (r, to) in to.iter_mut().enumerate() {
+                self.for_each_apart(group, r, |step, byte, words| {
+                    let [upper, lower] = [0, BYTES - 1].map(|i| (words[i] >> (8 * byte) & 0xff) as u32);
+                    let x = D::S::splat(f32::from_bits(upper << 24 | lower << 16));
+                    for (h, sum) in to.iter_mut().enumerate() {
+                        let codes = D::dot(D::splat(0), Self::weights(group, step, h), 1 << (8 * byte));
+                        let mut weights = D::S::sub(D::widen(codes), D::S::splat(self.offset));
+                        if ZEROS {
+                            weights = D::S::sub(weights, zeros[h]);
+                        }
+                        *sum = D::S::fma(x, weights, *sum);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Sums of integers, `(Σ a·b - zero · Σ a) · scale of a`. In brackets there are integers, exact up to 2^24.
+    #[inline(always)]
+    unsafe fn scaled<const ZEROS: bool, const R: usize, const H: usize>(
+        self,
+        sums: [[[D::Sums; BYTES]; H]; R],
+        Group { header, height, .. }: Group,
+        zeros: [<D::S as Simd>::F; H],
+    ) -> [[<D::S as Simd>::F; H]; R] {
+        // SAFETY: passed on.
+        unsafe {
+            let mut scaled = [[D::S::splat(0.0); H]; R];
+            for (r, (scaled, sums)) in scaled.iter_mut().zip(sums).enumerate() {
+                let start = Self::joined(Self::starts(header, height, r));
+                let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
+                // The row's scale first: the two scales' product may be too large where the sum is not.
+                let scale = D::S::splat(*header.add(r));
+                for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
+                    let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
+                    *x = D::S::mul(s, scale);
                 }
-            });
+            }
+            scaled
         }
     }
 
@@ -245,50 +303,25 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
         sums
     }
 
-    /// What is multiplied with weights' scales: `(Σ a·b - zero · Σ a) · scale of a`, and then the products of values in
-    /// bf16. In brackets there are integers, exact up to 2^24.
+    /// What is multiplied with weights' scales: sums of integers, and then the products of values in bf16.
     #[inline(always)]
     unsafe fn finish<const ZEROS: bool>(
         self,
-        mut sums: Self::Sums,
+        sums: Self::Sums,
         group: Group,
         zeros: [<D::S as Simd>::F; H],
     ) -> [[<D::S as Simd>::F; H]; R] {
-        let Group { header, height, .. } = group;
         // SAFETY: passed on.
         unsafe {
-            let has_apart = Self::has_apart(group);
-            if has_apart {
-                cold_path();
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    self.take_apart(sums, group, r);
-                }
+            if Self::has_apart(group) {
+                let (mut sums, mut to) = (sums, [[D::S::splat(0.0); H]; R]);
+                D::finish_apart::<N, BYTES, ZEROS, R, H>(self, group, &zeros, &mut sums, &mut to);
+                return to;
             }
-            let mut scaled = [[D::S::splat(0.0); H]; R];
-            for (r, (scaled, sums)) in scaled.iter_mut().zip(sums).enumerate() {
-                let start = Self::joined(Self::starts(header, height, r));
-                let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
-                // The row's scale first: the two scales' product may be too large where the sum is not.
-                let scale = D::S::splat(*header.add(r));
-                for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
-                    let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
-                    *x = D::S::mul(s, scale);
-                }
-            }
-            if has_apart {
-                cold_path();
-                for (r, scaled) in scaled.iter_mut().enumerate() {
-                    self.add_apart::<ZEROS, H>(scaled, group, r, zeros);
-                }
-            }
-            scaled
+            self.scaled::<ZEROS, R, H>(sums, group, zeros)
         }
     }
 }
-
-/// Says that what follows is rare.
-#[cold]
-fn cold_path() {}
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
@@ -350,6 +383,8 @@ pub(super) mod x86 {
             // SAFETY: passed on.
             unsafe { _mm512_cvtepi32_ps(sums) }
         }
+
+        finish_apart!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]);
     }
 
     /// Even bytes, and odd ones.
@@ -434,6 +469,8 @@ pub(super) mod x86 {
                 Avx2::load(values.as_ptr())
             }
         }
+
+        finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
     }
 }
 
