@@ -71,7 +71,7 @@ fn step(group: &[f64]) -> f64 {
 
 /// The values of a group that integers of 16 bits hold beside each other, and zeros for those that are held as they are:
 /// what is not finite; the larger ones wherever most are below a 128th of the largest; and then what is below a 4096th of
-/// the largest, or below 2^-123.
+/// the largest, or below 2^-123, where that is more than an eighth.
 fn beside(group: &[f64]) -> Vec<f64> {
     let mut left: Vec<f64> = group.iter().map(|&x| if x.is_finite() { x } else { 0.0 }).collect();
     loop {
@@ -84,7 +84,11 @@ fn beside(group: &[f64]) -> Vec<f64> {
         left.iter_mut().filter(|x| x.abs() >= least).for_each(|x| *x = 0.0);
     }
     let least = (largest(&left) / 4096.0).max(2.0f64.powi(-123));
-    left.iter_mut().filter(|x| x.abs() < least).for_each(|x| *x = 0.0);
+    let all = left.iter().filter(|&&x| x != 0.0).count();
+    let tiny = left.iter().filter(|&&x| x != 0.0 && x.abs() < least).count();
+    if 8 * tiny > all {
+        left.iter_mut().filter(|x| x.abs() < least).for_each(|x| *x = 0.0);
+    }
     left
 }
 

@@ -88,12 +88,14 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
     }
 }
 
-/// Of two bytes a group has outliers where most of its values are below a 128th of the largest, and would lose bits of bf16.
+/// Of two bytes a group has outliers where most of its values that are not zero are below a 128th of the largest, and would
+/// lose bits of bf16.
 const OUTLIERS: f32 = 1.0 / 128.0;
-/// Nor do two bytes hold what is less than a 4096th of the largest, or than eight times the least power of two that is a
-/// scale: it would err by more than an eighth.
+/// Of what is less than a 4096th of the largest, or than eight times the least power of two that is a scale, two bytes would
+/// err by more than an eighth: it is held apart where it is more than an eighth of the group's.
 const TINY: f32 = 1.0 / 4096.0;
 const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
+const MOST_TINY: f32 = 1.0 / 8.0;
 
 /// Moves values of the first `count` groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others
 /// to `apart`, and leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
@@ -106,7 +108,9 @@ pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
     apart: &mut [[f32; G]; LANES],
     count: usize,
 ) -> [bool; LANES] {
-    let (mut largest, mut more, mut tiny) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    // Of each group the largest, NaN where one is not finite; how many more are small than not; and how many more are tiny
+    // than may be.
+    let (mut largest, mut small, mut tiny) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
     // SAFETY: passed on; vectors are inside their groups.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
@@ -120,32 +124,31 @@ pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
             }
             *lanes = S::add(*lanes, finite);
         }
-        // NaN where one is not finite.
         let (mut most, mut finite) = (zero, zero);
         for lanes in S::transpose(all) {
             most = S::max(lanes, most);
             finite = S::fma(lanes, zero, finite);
         }
         S::store(largest.as_mut_ptr(), S::add(most, finite));
-        // How many more are small than not, and how many are tiny.
-        let (mut small_ones, mut tiny_ones) = ([zero; LANES], [zero; LANES]);
+        let (mut smalls, mut tinies) = ([zero; LANES], [zero; LANES]);
         for (group, x) in x.iter().enumerate().take(count) {
             let least = S::splat(largest[group] * OUTLIERS);
             let held = S::splat((largest[group] * TINY).max(LEAST_HELD));
             for x in x.as_chunks::<LANES>().0 {
                 let x = S::abs(S::load(x.as_ptr()));
-                let some = S::select_lt(zero, x, one, zero);
-                small_ones[group] = S::add(small_ones[group], S::select_lt(x, least, some, S::splat(-1.0)));
-                tiny_ones[group] = S::add(tiny_ones[group], S::select_lt(x, held, some, zero));
+                let small = S::select_lt(x, least, one, S::splat(-1.0));
+                let tiny = S::select_lt(x, held, S::splat(1.0 - MOST_TINY), S::splat(-MOST_TINY));
+                smalls[group] = S::add(smalls[group], S::select_lt(zero, x, small, zero));
+                tinies[group] = S::add(tinies[group], S::select_lt(zero, x, tiny, zero));
             }
         }
-        for (to, of) in [(&mut more, small_ones), (&mut tiny, tiny_ones)] {
+        for (to, of) in [(&mut small, smalls), (&mut tiny, tinies)] {
             let sums = S::transpose(of).into_iter().fold(zero, |sum, lanes| S::add(sum, lanes));
             S::store(to.as_mut_ptr(), sums);
         }
     }
     std::array::from_fn(|i| {
-        let some = i < count && (largest[i].is_nan() || more[i] > 0.0 || tiny[i] > 0.0);
+        let some = i < count && (largest[i].is_nan() || small[i] > 0.0 || tiny[i] > 0.0);
         if some {
             take_apart_of(&mut x[i], &mut apart[i]);
         }
@@ -165,15 +168,22 @@ fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
     take(x, &|x| !x.is_finite());
     let largest = loop {
         let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let large = |x: f32| x.abs() >= largest * OUTLIERS;
-        let [larges, smalls] = [true, false].map(|is| x.iter().filter(|&&x| x != 0.0 && large(x) == is).count());
-        if smalls <= larges {
+        if !is_more(x, 0.5, &|x| x.abs() < largest * OUTLIERS) {
             break largest;
         }
-        take(x, &|x| x != 0.0 && large(x));
+        take(x, &|x| x.abs() >= largest * OUTLIERS);
     };
-    let held = (largest * TINY).max(LEAST_HELD);
-    take(x, &|x| x != 0.0 && x.abs() < held);
+    let tiny = |x: f32| x != 0.0 && x.abs() < (largest * TINY).max(LEAST_HELD);
+    if is_more(x, MOST_TINY, &tiny) {
+        take(x, &tiny);
+    }
+}
+
+/// Whether more than a share of the values that are not zero are so.
+fn is_more(x: &[f32], share: f32, so: &dyn Fn(f32) -> bool) -> bool {
+    let some = x.iter().filter(|&&x| x != 0.0);
+    let all = some.clone().count();
+    some.filter(|&&x| so(x)).count() as f32 > share * all as f32
 }
 
 /// The scales of groups of one byte, and their inverses, by the largest of each.
@@ -307,10 +317,10 @@ mod tests {
         /// Two bytes of each that is held beside the others, which lose no more than is said.
         fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
             let largest = beside.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-            assert!(beside.iter().all(|&x| x == 0.0 || x.abs() >= (largest * TINY).max(LEAST_HELD)), "{of}");
-            let some = beside.iter().filter(|x| **x != 0.0);
-            let small = some.clone().filter(|x| x.abs() < largest * OUTLIERS).count();
-            assert!(2 * small <= some.count(), "{of}");
+            for (share, least) in [(2, largest * OUTLIERS), (8, (largest * TINY).max(LEAST_HELD))] {
+                let some = beside.iter().filter(|x| **x != 0.0);
+                assert!(share * some.clone().filter(|x| x.abs() < least).count() <= some.count(), "{of}");
+            }
             let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
             let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);
             for (sum, bytes) in wide.sums.iter().zip([upper, lower]) {
