@@ -4,7 +4,8 @@
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
 
-use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, takes_left_as_it_is, way};
+use super::cpu::way;
+use super::{A, B, Compute, D, Gemm, GemmDynamic, GemmStatic, Residual, Rhs, takes_left_as_it_is};
 use crate::{Arithmetic, Launch, Operands, Operator, Refusal, Result, Row};
 
 const FOREIGN: Arithmetic = Arithmetic { name: "gemm.foreign", foreign: true, flushes_subnormals: false };

@@ -55,44 +55,19 @@
 //! How operands are rounded before is the problem's own: see [`Compute`].
 //!
 //! # How it runs
-//! One driver serves all rows of tiles on CPUs: a slab of A's rows is packed for the second-level cache, tasks take
-//! panels of 32 outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van
-//! Zee and van de Geijn 2015), with the difference that weights were packed when they were loaded, and that a
-//! right-hand side that was not is packed panel by panel by the task that multiplies with it. How large each part is, and
-//! by which cache, is decided in `plan/`.
+//! On CPUs one driver serves all rows of tiles: see `cpu/`.
 
 pub(crate) mod cases;
-mod codes;
-#[cfg(target_arch = "x86_64")]
-mod codes_bf16;
-mod cpu;
-#[cfg(target_arch = "x86_64")]
-mod cpu_avx512bf16;
-mod cpu_blocks;
-#[cfg(target_arch = "x86_64")]
-mod cpu_blocks_avx512bf16;
-#[cfg(target_arch = "x86_64")]
-mod cpu_blocks_avx512vnni;
-mod cpu_int8;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(all(feature = "cuda", not(target_os = "macos")))]
 mod cuda_cublaslt;
-pub(crate) mod driver;
 mod epilogue;
 mod foreign;
-mod groups;
 mod held;
 mod input_norm;
-pub(crate) mod order;
-mod pack;
-pub(crate) mod plan;
-mod quads;
 pub(crate) mod reference;
-mod rows;
-pub(crate) mod tile;
-pub(crate) mod way;
-pub(crate) mod ways;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 
@@ -389,7 +364,7 @@ fn takes_left_as_it_is(fixed: &GemmStatic) -> Result<(), Refusal> {
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
     [
-        ways::rows::<Gemm>(),
+        cpu::rows::<Gemm>(),
         vec![foreign::ROW],
         #[cfg(all(feature = "cuda", not(target_os = "macos")))]
         vec![cuda_cublaslt::ROW],

@@ -4,11 +4,11 @@ use sinew_memory::DeviceKind;
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::Result;
-use crate::gemm::driver::{self, Grouped};
-use crate::gemm::order::Order;
-use crate::gemm::plan;
-use crate::gemm::tile::Tiles;
-use crate::gemm::way::{Listed, Multiplies};
+use crate::gemm::cpu::driver::{self, Grouped};
+use crate::gemm::cpu::order::Order;
+use crate::gemm::cpu::plan;
+use crate::gemm::cpu::tile::Tiles;
+use crate::gemm::cpu::way::{Listed, Multiplies};
 use crate::operator::{Launch, Operands, Operator, Row, refuse};
 use crate::rates::predicted;
 use crate::strided::Address;

@@ -26,7 +26,7 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::activation::Activation;
-use crate::gemm::{Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs, ways};
+use crate::gemm::{self, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::operator::{self, count_of, expect, expect_compute};
 use crate::packed::Format;
 use crate::{Compute, Operands, Operator, Result, Row, Work};
@@ -180,7 +180,7 @@ impl Operator for GroupedGemm {
 /// The rows of [`GroupedGemm`], best first.
 pub fn rows() -> Vec<Row<GroupedGemm>> {
     [
-        ways::rows::<GroupedGemm>(),
+        gemm::cpu::rows::<GroupedGemm>(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]

@@ -24,7 +24,7 @@ mod workspace;
 use sinew_memory::Hardware;
 
 use super::tile::{Reads, Tiles};
-use super::{GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{GemmDynamic, GemmStatic, Rhs};
 use crate::packed::PanelKind;
 use crate::rates::cores;
 use caches::Room;

@@ -2,8 +2,8 @@
 
 use sinew_tensor::View;
 
-use super::{GemmStatic, refuse};
 use crate::Result;
+use crate::gemm::{GemmStatic, refuse};
 
 /// For each step of a weight's sums the column of the left operand that is multiplied, for one weight after another.
 #[derive(Clone, Copy, Debug)]

@@ -8,13 +8,14 @@
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::groups::multiply;
-use super::held::INT16;
+use super::int8;
 use super::quads::{Quads, x86::Vnni};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic, cpu_blocks, cpu_int8};
-use crate::Refusal;
+use crate::gemm::GemmStatic;
+use crate::gemm::held::INT16;
 use crate::packed::{PanelKind, blocks};
+use crate::{Compute, Refusal};
 
 /// `vpdpbusd`, of each quad twice.
 pub(crate) struct Int16Way;
@@ -32,7 +33,7 @@ impl Listed for Int16Way {
 
 /// Refuses what is not multiplied in bf16, and all but integers.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = cpu_blocks::format(fixed, hardware, level)?;
+    let format = super::blocks::format(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {
         return Err("holds activations in 16 bits, the problem asks for f32".into());
     }
@@ -46,7 +47,7 @@ fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<()
 /// times where these are known to be quick, and else at most 0.8 times: this row serves wherever they are slow, not there or
 /// not known.
 fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
-    cpu_int8::rate(hardware, level) / 2.0
+    int8::rate(hardware, level) / 2.0
 }
 
 /// Six rows take 24 registers for the sums of a group, and leave the sums of all groups in memory.

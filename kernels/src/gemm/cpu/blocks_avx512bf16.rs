@@ -7,16 +7,15 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
-use super::cpu_blocks;
 use super::groups::{Group, LINE, Products, halves, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic};
+use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
 use crate::packed::blocks;
 use crate::rates::predicted;
 use crate::simd::Avx512;
-use crate::{Arithmetic, Refusal};
+use crate::{Arithmetic, Compute, Refusal};
 
 const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
 
@@ -37,7 +36,7 @@ impl Listed for DotWay {
 /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
 /// up.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = cpu_blocks::format(fixed, hardware, level)?;
+    let format = super::blocks::format(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
     }
@@ -253,7 +252,7 @@ mod tests {
     use sinew_tensor::DType;
 
     use super::*;
-    use crate::gemm::groups::tests::{numbers, panel};
+    use crate::gemm::cpu::groups::tests::{numbers, panel};
     use crate::packed::PANEL;
 
     /// A tile's sums of some rows, and of two and a half groups of a panel, as it is and expanded, which are added to sums

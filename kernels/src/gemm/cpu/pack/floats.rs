@@ -3,7 +3,7 @@
 use half::bf16;
 use sinew_tensor::DType;
 
-use super::super::input_norm::Vectors;
+use super::super::normed_rows::Vectors;
 use super::super::tile::{Left, MAX_TILE};
 use super::reading::{Reading, TileRows};
 use super::turn::{interleaved, turned};

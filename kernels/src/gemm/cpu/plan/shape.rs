@@ -1,7 +1,7 @@
 //! What is cut up: the sizes of a call, and how its operands are held.
 
 use super::super::tile::Tiles;
-use super::super::{GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{GemmDynamic, GemmStatic, Rhs};
 use crate::packed::PanelKind;
 
 /// A call as its plan sees it.

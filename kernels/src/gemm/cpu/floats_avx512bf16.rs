@@ -4,14 +4,14 @@ use std::arch::x86_64::*;
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::cpu;
+use super::floats;
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic};
+use crate::gemm::GemmStatic;
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 use crate::simd::LANES;
-use crate::{Arithmetic, Refusal};
+use crate::{Arithmetic, Compute, Refusal};
 
 const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
 
@@ -25,7 +25,7 @@ impl Listed for DotWay {
 
 /// Refuses what `vdpbf16ps` does not multiply.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let panels = cpu::panels(fixed, hardware, level)?;
+    let panels = floats::panels(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
     }

@@ -238,10 +238,10 @@ impl Tiles {
 /// Tiles of a [`Loop`] that is generic over the height, and over how many of a panel's two halves it takes in a pass.
 macro_rules! tiles {
     ($chain:ident: $(<$height:literal, $halves:literal>),+) => {
-        &[$(crate::gemm::tile::Tile { height: $height, passes: 2 / $halves, run: $chain::<$height, $halves> }),+]
+        &[$(crate::gemm::cpu::tile::Tile { height: $height, passes: 2 / $halves, run: $chain::<$height, $halves> }),+]
     };
     ($whole:ident: $(<$height:literal>),+) => {
-        &[$(crate::gemm::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+]
+        &[$(crate::gemm::cpu::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+]
     };
 }
 pub(super) use tiles;

@@ -5,14 +5,14 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
+use crate::gemm::GemmStatic;
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{LANES, Portable, Simd, Stored};
-use crate::{Arithmetic, Refusal, Result};
+use crate::{Arithmetic, Compute, Refusal, Result};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-chain");
 #[cfg(target_arch = "x86_64")]

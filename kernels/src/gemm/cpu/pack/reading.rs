@@ -2,7 +2,7 @@
 
 use sinew_tensor::DType;
 
-use super::super::input_norm::{NormedRows, Vectors};
+use super::super::normed_rows::{NormedRows, Vectors};
 use super::super::tile::MAX_TILE;
 use crate::cpu::line::Line;
 use crate::norm::lanes::Scale;

@@ -5,18 +5,18 @@ use std::ops::Range;
 use sinew_memory::Team;
 use sinew_tensor::{DType, View};
 
-use super::epilogue::{Finish, Place};
-use super::input_norm::NormedRows;
+use super::finish::{Finish, Place};
+use super::normed_rows::NormedRows;
 use super::order::Order;
 use super::pack::{self, PackRows};
 use super::plan::{Plan, Slab};
 use super::rows::OperandRows;
 use super::tile::{Reads, Tile, Tiles};
-use super::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::cpu::line::Line;
+use crate::gemm::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::packed::{PANEL, PanelKind, pack_panel};
 use crate::simd::{self, Kernel, LANES, Simd};
-use crate::{Launch, Operands, Operator, Result};
+use crate::{Compute, Launch, Operands, Operator, Result};
 
 /// Values of A below which packing them is not worth waking other threads.
 const INLINE_PACK: usize = 8192;
@@ -209,7 +209,7 @@ impl Product<'_> {
             slabs,
             k,
             panels: plan.shape.kind,
-            round: self.fixed.compute == super::Compute::Bf16,
+            round: self.fixed.compute == Compute::Bf16,
             tiles: self.tiles,
             parts,
             to,

@@ -10,14 +10,14 @@ use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
 use super::groups::{Group, LINE, Products, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
+use crate::gemm::GemmStatic;
 use crate::packed::{PANEL, PanelKind, blocks};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
-use crate::{Arithmetic, Refusal};
+use crate::{Arithmetic, Compute, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::tile::Tiles;
-use super::{Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::rates::predicted;
 use crate::{Arithmetic, Operator, Refusal, Row};
 
@@ -44,7 +44,10 @@ pub(crate) struct Names {
 /// The [`Names`] of a way with this end.
 macro_rules! names {
     ($way:literal) => {
-        $crate::gemm::way::Names { gemm: concat!("gemm.cpu.", $way), grouped_gemm: concat!("grouped_gemm.cpu.", $way) }
+        $crate::gemm::cpu::way::Names {
+            gemm: concat!("gemm.cpu.", $way),
+            grouped_gemm: concat!("grouped_gemm.cpu.", $way),
+        }
     };
 }
 pub(super) use names;
@@ -56,7 +59,7 @@ pub(crate) trait Multiplies: Operator {
 }
 
 /// Predicted seconds at `rate` operations per second and thread.
-pub(super) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
+pub(in crate::gemm) fn cost(fixed: &GemmStatic, call: &GemmDynamic, hardware: &Hardware, rate: f64) -> f64 {
     let mut work = Gemm::work(fixed, call);
     if let Rhs::Strided(_) = fixed.b {
         // Packing a value of B costs about as much as 32 operations with it.

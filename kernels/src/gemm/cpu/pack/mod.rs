@@ -9,7 +9,7 @@ mod turn;
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
-use super::input_norm::NormedRows;
+use super::normed_rows::NormedRows;
 use super::order::Order;
 use super::plan::Slab;
 use super::rows::OperandRows;
@@ -121,10 +121,8 @@ mod tests {
     use sinew_memory::{Cpu, SimdLevel, Team};
     use sinew_tensor::{BlockFormat, BlockValues, Element, Tensor};
 
-    #[cfg(target_arch = "x86_64")]
-    use super::super::cpu_blocks_avx512vnni;
-    use super::super::{cpu, cpu_int8};
     use super::*;
+    use crate::gemm::cpu;
     use crate::packed::GROUP_SIZES;
     use crate::simd;
 
@@ -192,9 +190,9 @@ mod tests {
     #[test]
     fn parts_of_a_tile_are_packed_alike() {
         let all = [
-            &cpu_int8::PORTABLE,
+            &cpu::int8::PORTABLE,
             #[cfg(target_arch = "x86_64")]
-            &cpu_blocks_avx512vnni::TILES,
+            &cpu::blocks_avx512vnni::TILES,
         ];
         for tiles in all.into_iter().filter(|tiles| tiles.level <= SimdLevel::detected()) {
             for group in GROUP_SIZES {
@@ -223,17 +221,17 @@ mod tests {
     #[test]
     fn tiles_are_packed_within_their_bounds() {
         let levels = [
-            &cpu::PORTABLE,
+            &cpu::floats::PORTABLE,
             #[cfg(target_arch = "x86_64")]
-            &cpu::AVX2,
+            &cpu::floats::AVX2,
             #[cfg(target_arch = "x86_64")]
-            &cpu::AVX512,
+            &cpu::floats::AVX512,
         ];
         for tiles in levels {
             packs(tiles, PanelKind::F32, |i| i as f32 + 0.5);
         }
         // How pairs are packed says nothing of what multiplies them.
         #[cfg(target_arch = "x86_64")]
-        packs(&super::super::cpu_avx512bf16::DOTS, PanelKind::Bf16, |i| bf16::from_f32(i as f32));
+        packs(&cpu::floats_avx512bf16::DOTS, PanelKind::Bf16, |i| bf16::from_f32(i as f32));
     }
 }

@@ -479,9 +479,9 @@ mod tests {
     use sinew_tensor::{BlockValues, DType};
 
     use super::*;
-    use crate::gemm::groups::multiply;
-    use crate::gemm::groups::tests::{numbers, panel};
-    use crate::gemm::tile::Reads;
+    use crate::gemm::cpu::groups::multiply;
+    use crate::gemm::cpu::groups::tests::{numbers, panel};
+    use crate::gemm::cpu::tile::Reads;
     use crate::packed::PANEL;
 
     /// Sums of eight rows and of two and a half groups of a panel with zero points, `V` vectors at a time.

@@ -7,12 +7,12 @@ use super::groups::{self, multiply};
 use super::quads::{Plain, Quads};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
-use super::{Compute, GemmStatic};
 use crate::cpu::leveled::needs;
+use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
 use crate::packed::blocks;
 use crate::rates::predicted;
-use crate::{Arithmetic, Refusal};
+use crate::{Arithmetic, Compute, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
 #[cfg(target_arch = "x86_64")]
@@ -99,7 +99,7 @@ groups_by!(groups_portable, Plain);
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
     use super::*;
-    use crate::gemm::quads::x86::{EvenAndOdd, Vnni};
+    use crate::gemm::cpu::quads::x86::{EvenAndOdd, Vnni};
 
     /// Four products in an instruction.
     pub(crate) struct VnniWay;

@@ -77,8 +77,8 @@ fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
 mod tests {
     use sinew_tensor::{BlockFormat, BlockValues, DType};
 
-    use super::super::super::{cpu, cpu_blocks, cpu_int8};
     use super::*;
+    use crate::gemm::cpu;
     use crate::packed::PanelKind;
 
     /// Half a second cache of 1 MiB, and a quarter of it.
@@ -102,9 +102,9 @@ mod tests {
     fn a_block_of_many_rows_takes_a_quarter_of_the_second_cache() {
         let longest = ROOM.block / PanelKind::F32.bytes(1);
         for (k, len) in [(longest, longest), (longest + 1, longest / 2 + 1), (3 * longest, longest)] {
-            assert_eq!(blocks(&cpu::PORTABLE, PanelKind::F32, 1000, k, false).len, len);
+            assert_eq!(blocks(&cpu::floats::PORTABLE, PanelKind::F32, 1000, k, false).len, len);
         }
-        let unpacked = blocks(&cpu::PORTABLE, PanelKind::F32, 1000, longest, true);
+        let unpacked = blocks(&cpu::floats::PORTABLE, PanelKind::F32, 1000, longest, true);
         assert_eq!(unpacked.len, longest / 4, "four panels are packed at a time");
         assert_eq!(unpacked.panel_bytes, ROOM.block / 4);
     }
@@ -114,43 +114,43 @@ mod tests {
         for kind in [PanelKind::F32, PanelKind::Bf16] {
             for rows in [1, 12, 13, 1000] {
                 for k in [1, 127, 129, 255, 5000, 8191] {
-                    let (len, padded) = (blocks(&cpu::PORTABLE, kind, rows, k, false).len, kind.padded_k(k));
+                    let (len, padded) = (blocks(&cpu::floats::PORTABLE, kind, rows, k, false).len, kind.padded_k(k));
                     assert!(len == padded || len.is_multiple_of(kind.granule()), "{rows} rows of {k}");
                     let count = padded.div_ceil(len);
                     assert!(count * len < padded + count * kind.granule(), "{rows} rows of {k}");
                 }
             }
         }
-        let of_groups = blocks(&cpu_blocks::PORTABLE, int4(128), 1, 1000, false);
+        let of_groups = blocks(&cpu::blocks::PORTABLE, int4(128), 1, 1000, false);
         assert_eq!(of_groups.len, 128, "groups are not divided");
     }
 
     #[test]
     fn blocks_of_few_rows_are_short() {
-        let [few, many] = [12, 13].map(|rows| blocks(&cpu::PORTABLE, PanelKind::F32, rows, 1024, false));
+        let [few, many] = [12, 13].map(|rows| blocks(&cpu::floats::PORTABLE, PanelKind::F32, rows, 1024, false));
         assert_eq!((few.len, few.few_rows, few.sum_rows), (128, true, 12), "three tiles of four");
         assert_eq!((many.len, many.few_rows, many.sum_rows), (1024, false, 12));
         let few = |tiles, kind, rows| blocks(tiles, kind, rows, 1024, false).few_rows;
-        assert_eq!([8, 9].map(|rows| few(&cpu_blocks::PORTABLE, int4(32), rows)), [true, false], "where two are read");
-        assert_eq!([4, 5].map(|rows| few(&cpu_int8::PORTABLE, int4(32), rows)), [true, false], "of integers");
+        assert_eq!([8, 9].map(|rows| few(&cpu::blocks::PORTABLE, int4(32), rows)), [true, false], "where two are read");
+        assert_eq!([4, 5].map(|rows| few(&cpu::int8::PORTABLE, int4(32), rows)), [true, false], "of integers");
     }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn one_tile_takes_a_panel_in_one_block() {
-        let len = |rows| blocks(&cpu::AVX512, PanelKind::F32, rows, 100_000, false).len;
+        let len = |rows| blocks(&cpu::floats::AVX512, PanelKind::F32, rows, 100_000, false).len;
         assert_eq!([1, 12].map(len), [100_000; 2]);
         assert!(len(13) <= FEW_ROWS_BLOCK, "two tiles share what is in a cache");
-        let halves = blocks(&cpu::PORTABLE, PanelKind::F32, 1, 1024, false);
+        let halves = blocks(&cpu::floats::PORTABLE, PanelKind::F32, 1, 1024, false);
         assert_eq!(halves.len, FEW_ROWS_BLOCK, "a tile that reads each half by itself is no such one");
     }
 
     #[test]
     fn panels_are_expanded_for_more_than_two_tiles_a_block_at_a_time() {
         let kind = int4(32);
-        let in_place = blocks(&cpu_blocks::PORTABLE, kind, 8, 8192, false);
+        let in_place = blocks(&cpu::blocks::PORTABLE, kind, 8, 8192, false);
         assert_eq!(in_place.panel_bytes, 0);
-        let expanded = blocks(&cpu_blocks::PORTABLE, kind, 12, 8192, false);
+        let expanded = blocks(&cpu::blocks::PORTABLE, kind, 12, 8192, false);
         // A group of 32 values: its scales, and as many steps of 32 f32.
         let group = kind.bytes(32) - 32 * 16 + 32 * 128;
         assert_eq!(expanded.panel_bytes, expanded.len / 32 * group);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn sums_are_kept_of_every_tile_where_blocks_carry_them() {
-        let sum_rows = |rows, k, unpacked| blocks(&cpu::PORTABLE, PanelKind::F32, rows, k, unpacked).sum_rows;
+        let sum_rows = |rows, k, unpacked| blocks(&cpu::floats::PORTABLE, PanelKind::F32, rows, k, unpacked).sum_rows;
         assert_eq!(sum_rows(1000, 100, false), 12, "of a tile, and no fewer than of few rows in blocks");
         assert_eq!(sum_rows(1000, 10_000, false), 1000);
         assert_eq!(sum_rows(1000, 10_000, true), 4 * 1000, "of a unit's panels");

@@ -1,0 +1,80 @@
+//! The ways to multiply on CPUs: one list, of which every operator with products makes its rows.
+//!
+//! # How it runs
+//! One driver serves all rows of tiles: a slab of A's rows is packed for the second-level cache, tasks take panels of 32
+//! outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van Zee and van de
+//! Geijn 2015), with the difference that weights were packed when they were loaded, and that a right-hand side that was
+//! not is packed panel by panel by the task that multiplies with it. How large each part is, and by which cache, is
+//! decided in `plan/`.
+
+mod blocks;
+#[cfg(target_arch = "x86_64")]
+mod blocks_avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod blocks_avx512vnni;
+mod codes;
+#[cfg(target_arch = "x86_64")]
+mod codes_bf16;
+pub(crate) mod driver;
+mod finish;
+mod floats;
+#[cfg(target_arch = "x86_64")]
+mod floats_avx512bf16;
+mod groups;
+mod int8;
+mod normed_rows;
+pub(crate) mod order;
+mod pack;
+pub(crate) mod plan;
+mod quads;
+mod rows;
+pub(crate) mod tile;
+pub(crate) mod way;
+
+use sinew_memory::DeviceKind;
+
+use crate::Row;
+use crate::gemm::Gemm;
+use way::{Listed, Multiplies, cost};
+
+/// The rows of an operator: all ways, best first.
+pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
+    vec![
+        #[cfg(target_arch = "x86_64")]
+        O::row::<floats_avx512bf16::DotWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<blocks_avx512bf16::DotWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<blocks_avx512vnni::Int16Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<int8::x86::VnniWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<int8::x86::Avx2Way>(),
+        O::row::<int8::PortableWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<blocks::Avx512Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<blocks::Avx2Way>(),
+        O::row::<blocks::PortableWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<floats::Avx512Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<floats::Avx2Way>(),
+        O::row::<floats::PortableWay>(),
+    ]
+}
+
+impl Multiplies for Gemm {
+    fn row<W: Listed>() -> Row<Self> {
+        Row {
+            name: W::WAY.names.gemm,
+            device: DeviceKind::CPU,
+            arithmetic: W::WAY.arithmetic,
+            admits: |fixed, hardware| W::WAY.admit(fixed, hardware),
+            cost: |fixed, call, hardware| cost(fixed, call, hardware, W::WAY.rate(hardware)),
+            workspace: |fixed, call, hardware| plan::workspace(W::WAY.tiles, fixed, call, hardware),
+            // SAFETY: passed on; the row admits machines with the level and the instructions only.
+            run: |launch, fixed, call, operands| unsafe { driver::run(W::WAY.tiles, launch, fixed, call, operands) },
+        }
+    }
+}
