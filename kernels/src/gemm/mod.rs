@@ -37,14 +37,14 @@
 //!   the sum of `a` where there is one, and these, scaled, in a chain of fused multiply-adds (`gemm.mul-add-groups`
 //!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`. Where there are zero points an infinite
 //!   activation may give NaN for an infinity, as both sums are infinite.
-//! - `gemm.int16-groups`: as `gemm.int8-groups`, of activations in bf16. Those of a group are held in block floating point,
-//!   `x ≈ 2^n · q` with integers `q = round(x / 2^n)` of 16 bits and the smallest `n` from -126 on for which none is above
-//!   32,639. They err by at most `2^(n-1)`, a 32,639th of the largest, and what is above a 64th of it by nothing, unless
-//!   that is below 2^-112. What is not held so is multiplied as it is, in a chain in f32 that starts from the scaled sum of the
-//!   others: what is not finite; of groups most of whose values that are not zero lie below a 128th of the largest, those
-//!   above that, and so on until at least half are above it; and then those below a 4096th of the largest, or below
-//!   2^-123, where they are more than an eighth. Sums of a group are exact as integers, and rounded once to f32, with zero
-//!   points once more for what is taken off.
+//! - `gemm.int16-groups`: as `gemm.int8-groups`, of activations in bf16. Those of a group are held in block floating
+//!   point, `x ≈ 2^n · q` with integers `q = round(x / 2^n)` of 16 bits and the smallest `n` from -126 on for which none is
+//!   above 32,639. They err by at most `2^(n-1)`, a 32,639th of the largest; what is above a 64th of the largest by
+//!   nothing, unless that is below 2^-112. What is not held so is multiplied as it is, in a chain in f32 that starts from
+//!   the scaled sum of the others: what is not finite; of groups most of whose values that are not zero lie below a 128th
+//!   of the largest, those above that, and so on until at least half are above it; and then those below a 4096th of the
+//!   largest, or below 2^-123, where they are more than an eighth. Sums of a group are exact as integers, and rounded
+//!   once to f32, with zero points once more for what is taken off.
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.

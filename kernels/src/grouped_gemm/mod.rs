@@ -3,7 +3,7 @@
 //! `D[i] = epilogue(A[i] · B[g] + bias[g])` for the rows `i` of group `g`, which are `offsets[g]..offsets[g + 1]`. `A`
 //! is `[rows, K]`, `B` holds the groups' weights packed one behind another, each as [`Format::pack`] packs it alone,
 //! `bias`, where there is one, is `[groups, N]`, and `D` is `[rows, N]`; or, gated, the epilogue is that of
-//! [`gemm`](crate::gemm), `act(x[n]) · f(x[n + N/2])`, and `D` is `[rows, N/2]`.
+//! [`gemm`], `act(x[n]) · f(x[n + N/2])`, and `D` is `[rows, N/2]`.
 //!
 //! The offsets are read where the kernel runs, so that which rows are whose need not be known when it is enqueued
 //! (after MegaBlocks, Gale et al. 2022). Offsets that do not begin with 0, decrease, or do not end with the number of
@@ -11,7 +11,7 @@
 //! rows costs nothing.
 //!
 //! # Arithmetic
-//! That of [`gemm`](crate::gemm)'s rows of the same way, whose tiles and texts these are: a row has the same bits as in
+//! That of [`gemm`]'s rows of the same way, whose tiles and texts these are: a row has the same bits as in
 //! a product with its group's weight and bias alone.
 
 mod cpu;
