@@ -58,12 +58,15 @@ fn context(device: &Arc<Counting>) -> Arc<Context> {
 }
 
 /// What a model asks of its device, until it is dropped: what kernels work on stays with the context.
-fn taken<T>(load: impl FnOnce(Arc<Context>) -> T) -> usize {
+fn taken<T>(load: impl Fn(Arc<Context>) -> T) -> usize {
     let device = Counting::new(usize::MAX);
     let ctx = context(&device);
+    // From now on that is as large as it will be.
+    drop(load(ctx.clone()));
+    let outside = || device.allocated.load(Ordering::Relaxed) - ctx.pool().stats().reserved_bytes;
+    let before = outside();
     let model = load(ctx.clone());
-    let loaded = ctx.pool().stats();
-    let outside = device.allocated.load(Ordering::Relaxed) - loaded.reserved_bytes;
+    let (loaded, outside) = (ctx.pool().stats(), outside() - before);
     drop(model);
     outside + loaded.requested_bytes - ctx.pool().stats().requested_bytes
 }
