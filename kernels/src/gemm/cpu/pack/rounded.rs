@@ -91,8 +91,8 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
 /// Of two bytes a group has outliers where most of its values that are not zero are below a 128th of the largest, and would
 /// lose bits of bf16.
 const OUTLIERS: f32 = 1.0 / 128.0;
-/// Of what is less than a 4096th of the largest, or than eight times the least power of two that is a scale, two bytes would
-/// err by more than an eighth: it is held apart where it is more than an eighth of the group's.
+/// Of what is less than a 4096th of the largest, or than eight times the least power of two that is a scale, two bytes may
+/// err by an eighth and more: it is held apart where it is more than an eighth of the group's.
 const TINY: f32 = 1.0 / 4096.0;
 const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
 const MOST_TINY: f32 = 1.0 / 8.0;
