@@ -687,7 +687,7 @@ fn outliers_cost_the_other_activations_of_their_group_nothing() {
             Encoding::Blocks(of) if of.values().is_integer() => Some(of),
             _ => None,
         };
-        for (format, of) in formats().filter_map(|format| blocks(&format).map(|of| (format, of))) {
+        for (format, of) in formats().filter_map(|format| blocks(format).map(|of| (format, of))) {
             let mut packed = vec![0; format.packed_bytes(n, k, false)];
             format
                 .pack(&Team::new(1).unwrap(), SimdLevel::detected(), &Weights::new(&sources, false), &mut packed)
