@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
-use super::groups::{Group, LINE, Products, halves, less_zeros, multiply};
+use super::groups::{Group, LINE, Products, halves, less_zeros, multiply, unrolled};
 use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;
@@ -226,15 +226,15 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
             for (v, w) in w.iter_mut().enumerate().skip(1) {
                 *w = self.0.load::<N>(words.add(v * LINE / 2));
             }
-            for i in 0..N {
+            unrolled!(I in 0..N {
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(i * height + r)));
+                    let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(I * height + r)));
                     for (s, w) in sums.iter_mut().zip(w) {
                         // The pair comes last: of one vector, the product reads it from memory by itself.
-                        *s = _mm512_dpbf16_ps(*s, w[i], x);
+                        *s = _mm512_dpbf16_ps(*s, w[I], x);
                     }
                 }
-            }
+            });
         }
         sums
     }

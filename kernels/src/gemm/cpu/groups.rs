@@ -48,6 +48,31 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     ) -> [[<Self::S as Simd>::F; V]; R];
 }
 
+/// The body for each `I` below a count of no more than four, without a loop: what the compiler deems too long to unroll would
+/// index its vectors, and have them in memory.
+macro_rules! unrolled {
+    ($i:ident in 0..$count:ident $body:block) => {{
+        const { assert!($count <= 4) };
+        if $count > 0 {
+            const $i: usize = 0;
+            $body
+        }
+        if $count > 1 {
+            const $i: usize = 1;
+            $body
+        }
+        if $count > 2 {
+            const $i: usize = 2;
+            $body
+        }
+        if $count > 3 {
+            const $i: usize = 3;
+            $body
+        }
+    }};
+}
+pub(super) use unrolled;
+
 /// Where a group is: of [`Products`] the `header` and the steps `a` behind it, of a tile of a height, and its words.
 #[derive(Clone, Copy)]
 pub(super) struct Group {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
 
-use super::groups::{Group, LINE, Products};
+use super::groups::{Group, LINE, Products, unrolled};
 use super::tile::Left;
 use crate::packed::blocks;
 use crate::simd::{LANES, Portable, Simd};
@@ -289,16 +289,16 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
             for (h, w) in w.iter_mut().enumerate() {
                 *w = D::load::<N>(words.add(h * LINE / 2));
             }
-            for quad in 0..N {
-                for byte in 0..BYTES {
+            unrolled!(QUAD in 0..N {
+                unrolled!(BYTE in 0..BYTES {
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = *a.cast::<i32>().add((BYTES * quad + byte) * height + r);
+                        let x = *a.cast::<i32>().add((BYTES * QUAD + BYTE) * height + r);
                         for (s, w) in sums.iter_mut().zip(w) {
-                            s[byte] = D::dot(s[byte], w[quad], x);
+                            s[BYTE] = D::dot(s[BYTE], w[QUAD], x);
                         }
                     }
-                }
-            }
+                })
+            });
         }
         sums
     }

@@ -192,7 +192,8 @@ unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
         let (zero, least, most) = (S::splat(0.0), S::splat(LEAST), S::splat(127.0));
-        [S::div(largest, most), S::div(most, largest)].map(|x| S::select_lt(largest, least, zero, x))
+        let (scale, inverse) = (S::div(largest, most), S::div(most, largest));
+        [S::select_lt(largest, least, zero, scale), S::select_lt(largest, least, zero, inverse)]
     }
 }
 
