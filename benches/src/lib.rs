@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sinew_kernels::harness::accuracy::Run;
 use sinew_kernels::harness::case::Depth;
 use sinew_kernels::rates::{Meter, Peaks};
-use sinew_kernels::{Compute, Registry, Result};
+use sinew_kernels::{Factors, Registry, Result};
 use sinew_memory::Device;
 use sinew_models::WeightOptions;
 use sinew_models::precision::{Activations, Quantize};
@@ -56,13 +56,13 @@ pub fn beside_limits(
 }
 
 /// The measured limit of arithmetic, which every CPU has.
-pub fn flops_limit(peaks: &Peaks, compute: Compute) -> f64 {
-    peaks.flops_per_s(compute).unwrap_or(f64::NAN)
+pub fn flops_limit(peaks: &Peaks, factors: impl Into<Factors>) -> f64 {
+    peaks.flops_per_s(factors).unwrap_or(f64::NAN)
 }
 
 /// Seconds of so many operations and bytes at the limits, whichever takes longer.
-pub fn least_seconds(peaks: &Peaks, compute: Compute, flops: f64, bytes: f64) -> f64 {
-    (flops / flops_limit(peaks, compute)).max(bytes / peaks.memory_bytes_per_s)
+pub fn least_seconds(peaks: &Peaks, factors: impl Into<Factors>, flops: f64, bytes: f64) -> f64 {
+    (flops / flops_limit(peaks, factors)).max(bytes / peaks.memory_bytes_per_s)
 }
 
 /// What the dtype of a command line stands for: f32, f16, bf16, int8 or int4, to which weights are quantized in groups of

@@ -47,7 +47,7 @@ pub(crate) mod wgpu;
 pub use error::{Error, Result};
 pub use harness::case::Reference;
 pub use operator::{Arithmetic, Launch, Operands, Operator, Placed, Refusal, Row, Work};
-pub use options::{Compute, F32Bits};
+pub use options::{Compute, F32Bits, Factors};
 #[cfg(feature = "cuda")]
 pub use registry::CUDA_MODULES;
 pub use registry::{AnyTable, Preparation, Registry};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
 use sinew_tensor::{DType, View, ViewMut};
 
-use crate::{Compute, Error, Result};
+use crate::{Compute, Error, Factors, Result};
 
 /// An operator: what can be asked, as a problem in two parts.
 ///
@@ -49,11 +49,10 @@ pub trait Operator: Sized + Send + Sync + 'static {
     /// The least work that solves the problem, for cost models and rooflines.
     fn work(fixed: &Self::Static, call: &Self::Dynamic) -> Work;
 
-    /// What a problem's operands are rounded to before they are multiplied: which of a device's rates of arithmetic is
-    /// its limit.
-    fn compute(fixed: &Self::Static) -> Compute {
+    /// What a problem multiplies: which of a device's rates of arithmetic is its limit.
+    fn factors(fixed: &Self::Static) -> Factors {
         let _ = fixed;
-        Compute::F32
+        Compute::F32.into()
     }
 }
 

@@ -62,3 +62,19 @@ impl fmt::Display for Compute {
         })
     }
 }
+
+/// What a problem multiplies: which of a device's rates of arithmetic is its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Factors {
+    /// How they are rounded.
+    pub compute: Compute,
+    /// Whether one of them is a packed weight's integers, which may be multiplied as such even where the other is bf16.
+    pub integers: bool,
+}
+
+/// Without a weight's integers.
+impl From<Compute> for Factors {
+    fn from(compute: Compute) -> Self {
+        Self { compute, integers: false }
+    }
+}

@@ -4,7 +4,7 @@ use std::fmt;
 
 use sinew_memory::Hardware;
 use sinew_ops::Context;
-use sinew_ops::layers::{Compute, Encoding, OldKv};
+use sinew_ops::layers::{Compute, Encoding, Factors, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use crate::checkpoint::Checkpoint;
@@ -265,6 +265,12 @@ impl Precision {
     /// How the operands of most products are rounded.
     pub fn main_compute(&self) -> Compute {
         self.compute_with(self.main_encoding())
+    }
+
+    /// What most products multiply: which of a device's rates of arithmetic is their limit.
+    pub fn main_factors(&self) -> Factors {
+        let is_integer = |encoding| matches!(encoding, Encoding::Blocks(format) if format.values().is_integer());
+        Factors { compute: self.main_compute(), integers: is_integer(self.main_encoding()) }
     }
 
     /// How the operands of a product with a weight are rounded.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use sinew_kernels::{Compute, Operator, Row, Work};
+use sinew_kernels::{Factors, Operator, Row, Work};
 
 use crate::choice::{self, Judged, Verdict};
 use crate::error::refuse;
@@ -57,8 +57,8 @@ impl Explanation {
     }
 
     /// The same held against other limits, such as measured ones.
-    pub fn against(self, limits: Limits, compute: Compute) -> Self {
-        let (least_s, bound) = limits.least(self.work, compute);
+    pub fn against(self, limits: Limits, factors: Factors) -> Self {
+        let (least_s, bound) = limits.least(self.work, factors);
         Self { limits, least_s, bound, ..self }
     }
 }
@@ -132,7 +132,7 @@ fn explained<O: Operator>(ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -
         chosen: false,
     }));
     let (work, limits) = (O::work(fixed, call), Limits::estimated(hardware));
-    let (least_s, bound) = limits.least(work, O::compute(fixed));
+    let (least_s, bound) = limits.least(work, O::factors(fixed));
     let explanation = Explanation {
         operator: O::NAME,
         problem: format!("{fixed}; {call}"),
@@ -214,7 +214,7 @@ impl Context {
                 candidate.verdict = format!("{chosen}failed its trial: {failure}");
             }
         }
-        Ok(explanation.against(Limits::measure(self.device())?, O::compute(fixed)))
+        Ok(explanation.against(Limits::measure(self.device())?, O::factors(fixed)))
     }
 }
 

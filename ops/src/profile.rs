@@ -64,7 +64,7 @@ impl Profile {
         let mut parts: Vec<(Part, f64)> = Vec::new();
         for launched in &self.record.launches {
             let Launched { operator, row, problem, seconds, predicted_s, work, .. } = launched;
-            let (least_s, bound) = self.limits.least(*work, launched.compute);
+            let (least_s, bound) = self.limits.least(*work, launched.factors);
             let known =
                 parts.iter_mut().find(|(p, _)| p.operator == *operator && p.row == *row && p.problem == *problem);
             let (part, by_memory) = match known {
@@ -244,7 +244,7 @@ mod tests {
             seconds,
             predicted_s: 1.0,
             work: Work { flops: 1.0, bytes: 1.0 },
-            compute: Compute::F32,
+            factors: Compute::F32.into(),
             explanation: None,
         };
         let launches: Vec<Launched> = seconds.iter().map(launched).collect();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use sinew_kernels::{Compute, Operator, Row, Work};
+use sinew_kernels::{Factors, Operator, Row, Work};
 
 use crate::{Context, Explanation, Result};
 
@@ -30,8 +30,8 @@ pub struct Launched {
     pub predicted_s: f64,
     /// The least work that solves the problem.
     pub work: Work,
-    /// What operands are rounded to before they are multiplied, which decides the limit of arithmetic.
-    pub compute: Compute,
+    /// What is multiplied, which decides the limit of arithmetic.
+    pub factors: Factors,
     /// The candidates and why the row was chosen; that of the first launch with the same static part and alike calls.
     pub explanation: Option<Arc<Explanation>>,
 }
@@ -83,7 +83,7 @@ impl<O: Operator> Kept for KeptLaunch<O> {
             seconds: *seconds,
             predicted_s: (row.cost)(fixed, call, ctx.device().hardware()),
             work: O::work(fixed, call),
-            compute: O::compute(fixed),
+            factors: O::factors(fixed),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use sinew_kernels::rates::{ArithmeticPeaks, Description, Peaks};
-use sinew_kernels::{Compute, Work};
+use sinew_kernels::{Factors, Work};
 use sinew_memory::{Device, Hardware};
 
 use crate::Result;
@@ -80,9 +80,9 @@ impl Limits {
     }
 
     /// Operations per second of arithmetic with operands of a kind.
-    fn operations_per_s(&self, compute: Compute) -> f64 {
+    fn operations_per_s(&self, factors: Factors) -> f64 {
         let peaks = Peaks { memory_bytes_per_s: self.memory_bytes_per_s, arithmetic: Some(self.arithmetic) };
-        peaks.flops_per_s(compute).unwrap_or(self.arithmetic.f32_flops_per_s)
+        peaks.flops_per_s(factors).unwrap_or(self.arithmetic.f32_flops_per_s)
     }
 
     /// The least seconds for so much work, and which limit that is.
@@ -96,9 +96,9 @@ impl Limits {
     /// let (seconds, bound) = limits.least(Work { flops: 1e3, bytes: 1e9 }, Compute::F32);
     /// assert_eq!((seconds, bound), (1e9 / limits.memory_bytes_per_s, Bound::Memory));
     /// ```
-    pub fn least(&self, work: Work, compute: Compute) -> (f64, Bound) {
+    pub fn least(&self, work: Work, factors: impl Into<Factors>) -> (f64, Bound) {
         let memory = work.bytes / self.memory_bytes_per_s;
-        let arithmetic = work.flops / self.operations_per_s(compute);
+        let arithmetic = work.flops / self.operations_per_s(factors.into());
         if arithmetic > memory { (arithmetic, Bound::Arithmetic) } else { (memory, Bound::Memory) }
     }
 }

@@ -87,11 +87,11 @@ fn decoder(model: LanguageModel, all: &[Generation]) -> Result<(), Error> {
             Ok(start.elapsed().as_secs_f64())
         };
         let decoder = model.decoder();
-        let (config, compute) = (decoder.config(), decoder.precision().main_compute());
+        let (config, factors) = (decoder.config(), decoder.precision().main_factors());
         let of = |seconds: f64| generation.tokens() as f64 / seconds;
         if steps == 0 {
             let flops = prompt as f64 * config.flops_per_token(prompt as f64 / 2.0) + config.head_flops();
-            let least = |peaks: &Peaks| flops / flops_limit(peaks, compute);
+            let least = |peaks: &Peaks| flops / flops_limit(peaks, factors);
             return beside_limits(&meter, || prefill(model), least, of);
         }
         if again != Some(generation) {
@@ -154,7 +154,7 @@ fn scheduled(engine: &mut Engine, meter: &Meter, generation: Generation) -> Resu
 }
 
 fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, batches: &[usize]) -> Result<(), Error> {
-    let (meter, compute) = (Meter::new(model.context().device())?, model.precision().main_compute());
+    let (meter, factors) = (Meter::new(model.context().device())?, model.precision().main_factors());
     let items: Vec<Item> = batches.iter().map(|batch| Item::new(format!("batch {batch}"), "tokens/s")).collect();
     serve(&items, &mut |item| {
         let batch = *batches.iter().find(|batch| item.what == format!("batch {batch}")).ok_or("no such item")?;
@@ -167,7 +167,7 @@ fn encoder(mut model: EmbeddingModel, config: &EncoderConfig, length: usize, bat
             Ok(start.elapsed().as_secs_f64())
         };
         let flops = tokens * config.flops_per_token(length as f64);
-        let least = |peaks: &Peaks| flops / flops_limit(peaks, compute);
+        let least = |peaks: &Peaks| flops / flops_limit(peaks, factors);
         beside_limits(&meter, work, least, |seconds| tokens / seconds)
     })
 }

@@ -226,7 +226,7 @@ fn contend(device: &Arc<dyn Device>, product: Product) -> Result<()> {
 
 /// Seconds that the limits allow: of arithmetic, and of reading the weights.
 fn least(peaks: &Peaks, fixed: &GemmStatic, call: GemmDynamic) -> f64 {
-    least_seconds(peaks, fixed.compute, operations(fixed, call), weight_bytes(fixed, call) as f64)
+    least_seconds(peaks, Gemm::factors(fixed), operations(fixed, call), weight_bytes(fixed, call) as f64)
 }
 
 fn operations(fixed: &GemmStatic, call: GemmDynamic) -> f64 {

@@ -117,7 +117,7 @@ pub(crate) use cuda::CUDA;
 pub use self::old::OldKv;
 use crate::kv_append::expect_cache;
 use crate::operator::{count_of, expect, expect_compute, refuse};
-use crate::{Compute, F32Bits};
+use crate::{Compute, F32Bits, Factors};
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// Keys of a tile: four vectors of sixteen lanes, and a power of two, so that tiles start at the same positions
@@ -489,7 +489,7 @@ impl Operator for Attention {
         Work { flops: 4.0 * tokens * row * seen, bytes: tokens * row * (fixed.q.size() + fixed.out.size()) as f64 + kv }
     }
 
-    fn compute(fixed: &AttentionStatic) -> Compute {
-        fixed.compute
+    fn factors(fixed: &AttentionStatic) -> Factors {
+        fixed.compute.into()
     }
 }

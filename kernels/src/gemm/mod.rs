@@ -79,7 +79,7 @@ use crate::Compute;
 use crate::norm::{Norm, NormDynamic};
 use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Format, Outputs, PanelKind};
-use crate::{Error, Operands, Operator, Refusal, Result, Row, Work};
+use crate::{Error, Factors, Operands, Operator, Refusal, Result, Row, Work};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -328,8 +328,9 @@ impl Operator for Gemm {
         Work { flops, bytes: if result == 0.0 { 0.0 } else { bytes } }
     }
 
-    fn compute(fixed: &GemmStatic) -> Compute {
-        fixed.compute
+    fn factors(fixed: &GemmStatic) -> Factors {
+        let format = fixed.panel_kind().and_then(PanelKind::blocks);
+        Factors { compute: fixed.compute, integers: format.is_some_and(|format| format.values().is_integer()) }
     }
 }
 

@@ -29,7 +29,7 @@ use crate::activation::Activation;
 use crate::gemm::{self, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::operator::{self, count_of, expect, expect_compute};
 use crate::packed::Format;
-use crate::{Compute, Operands, Operator, Result, Row, Work};
+use crate::{Compute, Factors, Operands, Operator, Result, Row, Work};
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -172,8 +172,8 @@ impl Operator for GroupedGemm {
         Work { bytes: one.bytes + others * fixed.weight_bytes() as f64, ..one }
     }
 
-    fn compute(fixed: &GroupedGemmStatic) -> Compute {
-        fixed.compute
+    fn factors(fixed: &GroupedGemmStatic) -> Factors {
+        Gemm::factors(&fixed.product())
     }
 }
 

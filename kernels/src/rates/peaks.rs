@@ -8,7 +8,7 @@ use sinew_memory::{Buffer, Cpu, Device, DeviceKind, Hardware, SimdLevel, Team};
 use super::loops::{self, FEW_SUMS, SUMS};
 use super::predicted;
 use crate::simd::{self, Kernel, Simd};
-use crate::{Compute, Result};
+use crate::{Compute, Factors, Result};
 use serde::{Deserialize, Serialize};
 
 /// Measured limits of a device, all its threads together.
@@ -81,11 +81,13 @@ impl Peaks {
     }
 
     /// The arithmetic limit of products with operands of a kind, where it was measured: of bf16 the faster of its dot
-    /// products and f32, since bf16 operands may be multiplied in f32 as well. Integers of a packed weight may be multiplied
-    /// faster than that, as bytes.
-    pub fn flops_per_s(&self, compute: Compute) -> Option<f64> {
+    /// products and f32, since bf16 operands may be multiplied in f32 as well, and with the integers of a packed weight as
+    /// two bytes.
+    pub fn flops_per_s(&self, factors: impl Into<Factors>) -> Option<f64> {
         let ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s } = self.arithmetic?;
+        let Factors { compute, integers } = factors.into();
         Some(match compute {
+            Compute::Bf16 if integers => bf16_flops_per_s.max(f32_flops_per_s).max(int8_ops_per_s / 2.0),
             Compute::Bf16 => bf16_flops_per_s.max(f32_flops_per_s),
             Compute::F32 => f32_flops_per_s,
             Compute::Int8 => int8_ops_per_s,
@@ -341,8 +343,10 @@ mod tests {
     #[test]
     fn slow_dot_products_do_not_lower_the_limit_of_bf16() {
         let arithmetic =
-            |bf16_flops_per_s| Some(ArithmeticPeaks { f32_flops_per_s: 2.0, bf16_flops_per_s, int8_ops_per_s: 8.0 });
-        let limit = |bf16| Peaks { memory_bytes_per_s: 1.0, arithmetic: arithmetic(bf16) }.flops_per_s(Compute::Bf16);
-        assert_eq!([limit(1.0), limit(4.0)], [Some(2.0), Some(4.0)]);
+            |bf16_flops_per_s| Some(ArithmeticPeaks { f32_flops_per_s: 2.0, bf16_flops_per_s, int8_ops_per_s: 6.0 });
+        let peaks = |bf16| Peaks { memory_bytes_per_s: 1.0, arithmetic: arithmetic(bf16) };
+        let limits = |factors| [1.0, 4.0].map(|bf16| peaks(bf16).flops_per_s(factors));
+        assert_eq!(limits(Factors::from(Compute::Bf16)), [Some(2.0), Some(4.0)]);
+        assert_eq!(limits(Factors { compute: Compute::Bf16, integers: true }), [Some(3.0), Some(4.0)]);
     }
 }

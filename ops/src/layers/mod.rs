@@ -28,7 +28,7 @@ pub use sample::Sample;
 pub use sinew_kernels::activation::Activation;
 pub use sinew_kernels::attention::{AttentionStatic, KvSource, OldKv};
 pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP, PackedShape, WeightRows};
-pub use sinew_kernels::{Compute, F32Bits};
+pub use sinew_kernels::{Compute, F32Bits, Factors};
 pub use weight::PackedWeight;
 
 use sinew_tensor::Tensor;

@@ -36,8 +36,8 @@ impl Bench {
             report_memory(model.context());
         }
         let precision = model.precision();
-        let compute = precision.main_compute();
-        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(compute));
+        let factors = precision.main_factors();
+        let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(factors));
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
         let device = model.context().device();

@@ -88,7 +88,7 @@ trait Describe {
         Ok(match Description::kept(ctx.device(), &run.settings().device_cache()) {
             Some(kept) => {
                 let limits = Limits::described(ctx.device().hardware(), &kept);
-                explanation.against(limits, Self::Operator::compute(&fixed))
+                explanation.against(limits, Self::Operator::factors(&fixed))
             }
             None => explanation,
         })
