@@ -186,6 +186,7 @@ impl Bench {
         let flops_per_token = config.flops_per_token(self.prompt_tokens as f64 / 2.0);
         let head = config.head_flops() / self.prompt_tokens as f64;
         let factors = decoder.precision().main_factors();
+        let compute = factors.compute;
         let peak = peaks.and_then(|peaks| peaks.flops_per_s(factors));
         let prefill_share = peak.map(|peak| prefill_rate * (flops_per_token + head) / peak);
         let kv_per_token = model.cache().bytes_per_token();

@@ -20,7 +20,7 @@ use sinew_benches::{beside_limits, command, context, flops_limit, least_seconds}
 use sinew_kernels::gemm::{self, Epilogue, Gemm, GemmDynamic, GemmStatic, Residual, Rhs};
 use sinew_kernels::packed::{self, Encoding, Format, WeightRows, Weights};
 use sinew_kernels::rates::{Meter, Peaks};
-use sinew_kernels::{Compute, Launch, Operands, Row};
+use sinew_kernels::{Compute, Launch, Operands, Operator, Row};
 use sinew_memory::{Buffer, Cpu, Device, Stream};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor};
 

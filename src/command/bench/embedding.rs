@@ -37,6 +37,7 @@ impl Bench {
         }
         let precision = model.precision();
         let factors = precision.main_factors();
+        let compute = factors.compute;
         let peak = limits(model.context()).and_then(|peaks| peaks.flops_per_s(factors));
         let rate = median(seconds.into_iter().map(|s| (self.batch * self.prompt_tokens) as f64 / s));
         let share = peak.map(|peak| rate * config.text_flops_per_token(self.prompt_tokens) / peak);
