@@ -214,6 +214,8 @@ fn what_embeds_texts_and_is_too_large_says_so_as_well() {
     let ctx = Arc::new(Context::cpu().expect("a context").with_memory_limit(plan.total() - 1));
     let refused = EmbeddingModel::load_on(ctx, &folder, &options, &mut |_, _| {}).expect_err("too little").to_string();
     assert!(refused.contains(&format!("for embeddings (weights {}", Bytes(plan.weights))), "{refused}");
-    // Its weights are so few that no other dtype of them would help.
-    assert!(refused.ends_with("are free on cpu; there is nothing to change that would make it fit"), "{refused}");
+    // Its weights are so few that no other dtype of them helps enough, with whatever workspace the machine's kernels take.
+    let (_, advice) = refused.split_once("are free on cpu; ").unwrap_or_else(|| panic!("{refused}"));
+    let nothing = advice == "there is nothing to change that would make it fit";
+    assert!(nothing || advice.starts_with("no one change would make it fit: weights in int4 would take "), "{refused}");
 }
