@@ -8,6 +8,7 @@
 //! | `patterns` | which modules a config means: names, regular expressions, classes |
 //! | `gptq` | GPTQ, v1 and v2, of 4 or 8 bits, with or without act-order |
 //! | `awq` | AWQ as AutoAWQ's `gemm` packs it |
+//! | `auto_round` | GPTQ and AWQ under the config of auto-round |
 //! | `compressed` | compressed-tensors: `pack-quantized`, `int-quantized`, `float-quantized`, and mixtures |
 //! | `fp8` | FP8 of DeepSeek and Qwen (by blocks), AutoFP8, modelopt, FBGEMM |
 //! | `mxfp4` | the experts of gpt-oss |
@@ -56,6 +57,7 @@ use crate::json::Fields;
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_zeros, float, packed_as};
 
+mod auto_round;
 mod awq;
 mod bits;
 mod bitsandbytes;

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::auto_round;
 use super::awq::Awq;
 use super::bitsandbytes::{self, Nf4};
 use super::compressed::Compressed;
 use super::config::unsupported;
 use super::format::QuantizedFormat;
 use super::fp8::Fp8;
-use super::gptq::{self, Gptq, Packing};
+use super::gptq::Gptq;
 use super::mxfp4::Mxfp4;
 use super::patterns::Budget;
 use crate::error::Result;
@@ -67,19 +68,7 @@ static METHODS: [Method; 9] = [
         lists_left_out: true,
         of_transposed: true,
     },
-    Method {
-        names: &["auto-round", "intel/auto-round"],
-        read: |fields, budget| {
-            Ok(match Packing::of_auto_round(fields)? {
-                Packing::Gptq { version_1 } => Arc::new(Gptq::read_auto_round(fields, version_1, budget)?),
-                Packing::Awq => {
-                    gptq::refuse_extra(fields)?;
-                    Arc::new(Awq::read(fields)?)
-                }
-            })
-        },
-        ..GPTQ
-    },
+    Method { names: &["auto-round", "intel/auto-round"], read: auto_round::read, ..GPTQ },
     Method {
         names: &["compressed-tensors", "compressed_tensors"],
         only: None,

@@ -15,7 +15,7 @@ use safetensors::Dtype;
 use sinew_tensor::DType;
 
 use super::bits::Bits;
-use super::config::{MAX_BITS, bits, expect, group_size, refuse, unsupported};
+use super::config::{bits, expect, group_size, refuse, unsupported};
 use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
@@ -28,13 +28,13 @@ use crate::tensors::Tensors;
 /// How all modules are quantized, but for those that `dynamic` names.
 #[derive(Debug, Clone)]
 pub(super) struct Gptq {
-    scheme: Scheme,
+    pub(super) scheme: Scheme,
     /// Whether zero points are stored less 1.
     version_1: bool,
     /// What auto-round says of modules by their names.
-    extra: BTreeMap<String, Dynamic>,
+    pub(super) extra: BTreeMap<String, Dynamic>,
     /// In the order of the file.
-    dynamic: Vec<(Expression, Dynamic)>,
+    pub(super) dynamic: Vec<(Expression, Dynamic)>,
     /// The field that says that the head is quantized, too.
     of_head: Option<&'static str>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
@@ -45,10 +45,11 @@ pub(super) struct Gptq {
 const BLOCKS: &str = "modules_in_block_to_quantize";
 
 /// What has [`Gptq::extra`].
-const EXTRA: &str = "extra_config";
+pub(super) const EXTRA: &str = "extra_config";
 
+/// How the modules of a config are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Scheme {
+pub(super) struct Scheme {
     bits: Bits,
     /// `None`: a scale for each row.
     group: Option<usize>,
@@ -58,14 +59,14 @@ struct Scheme {
 
 /// What `dynamic`, or auto-round's [`EXTRA`], says of the modules that match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dynamic {
+pub(super) enum Dynamic {
     LeftOut,
     As(Scheme),
 }
 
 impl Scheme {
     /// That with what a module's own fields say.
-    fn with(self, over: &Fields<'_>) -> Result<Self> {
+    pub fn with(self, over: &Fields<'_>) -> Result<Self> {
         Ok(Self {
             bits: bits(over, "bits")?.unwrap_or(self.bits),
             group: group_size(over, "group_size")?.unwrap_or(self.group),
@@ -96,32 +97,8 @@ impl Gptq {
         Self::of_version(fields, format.is_none_or(|format| format == "gptq"), budget)
     }
 
-    /// What a config of auto-round's says, packed so.
-    pub fn read_auto_round(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
-        // Its own name for what is refused of the others.
-        refuse(fields, "rotation_config", |_| false)?;
-        let mut read = Self::of_version(fields, version_1, budget)?;
-        if let Some(section) = fields.section(EXTRA)? {
-            for key in section.keys() {
-                let over = section.required(key, section.section(key)?)?;
-                let of = match left_out_of_auto_round(&over)? {
-                    true => Dynamic::LeftOut,
-                    false => Dynamic::As(read.scheme.with(&over)?),
-                };
-                // Whole names, or expressions.
-                match key.contains(|letter| "*+?^$()[]{}|\\".contains(letter)) {
-                    true => {
-                        let problem = |problem: &str| section.problem(key, problem);
-                        read.dynamic.push((Expression::new(key, budget, problem)?, of));
-                    }
-                    false => drop(read.extra.insert(key.to_owned(), of)),
-                }
-            }
-        }
-        Ok(read)
-    }
-
-    fn of_version(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
+    /// What a config says that has zero points of a version.
+    pub fn of_version(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Self> {
         expect(fields, "pack_dtype", "int32", &["int32", "torch.int32"])?;
         // GPTQModel's: the weights of each `down_proj` are rotated, for inputs that have to be.
         refuse(fields, "rotation", |_| false)?;
@@ -268,68 +245,6 @@ fn of_blocks(fields: &Fields<'_>) -> Result<Vec<String>> {
 /// Whether a module is a model's head, by its name.
 fn is_head(module: &str) -> bool {
     module.rsplit('.').next() == Some("lm_head")
-}
-
-/// How auto-round packs tensors.
-pub(super) enum Packing {
-    /// As GPTQ has them, in version 1 or 2.
-    Gptq { version_1: bool },
-    /// As AWQ has them.
-    Awq,
-}
-
-impl Packing {
-    /// What a config of auto-round's says.
-    ///
-    /// Its releases up to 0.4 name how tensors are packed, and the kernel, in `backend`; later ones, whose `backend` is the
-    /// kernel alone, in `packing_format`. What has `gptq` in it is packed as AutoGPTQ has it, in version 1; what is its own,
-    /// or GPTQModel's, in version 2.
-    pub fn of_auto_round(fields: &Fields<'_>) -> Result<Self> {
-        const VERSION_1: [&str; 4] = ["auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "gptq"];
-        const VERSION_2: [&str; 2] = ["auto_round:gptqmodel", "auto_round"];
-        const AWQ: [&str; 4] = ["auto_round:auto_awq", "auto_round:awq", "auto_awq", "awq"];
-        /// Kernels whose tensors are packed alike.
-        const KERNELS: [&str; 6] = ["exllamav2", "exllamav1", "exllama", "tritonv2", "triton", "cuda"];
-        let names = ["packing_format", "backend"];
-        let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
-            return Err(fields.problem(names[0], "is missing, as is `backend`: zero points are stored in two ways"));
-        };
-        let found = fields.required(name, fields.text(name)?)?.to_ascii_lowercase();
-        // As its first release has it.
-        let found = found.replace("autoround", "auto_round").replace("auto-round", "auto_round");
-        let format = match found.rsplit_once(':') {
-            Some((format, kernel)) if KERNELS.contains(&kernel) => format,
-            // What its loader takes it for.
-            None if found == "auto" && name == "packing_format" => VERSION_1[0],
-            _ => &found,
-        };
-        if AWQ.contains(&format) {
-            return Ok(Self::Awq);
-        }
-        let version_1 = VERSION_1.contains(&format);
-        if !version_1 && !VERSION_2.contains(&format) {
-            return Err(unsupported(fields, name, &found, &[&VERSION_1[..], &VERSION_2, &AWQ].concat().join(", ")));
-        }
-        Ok(Self::Gptq { version_1 })
-    }
-}
-
-/// Refuses what auto-round says of single modules, but for those that it leaves out.
-pub(super) fn refuse_extra(fields: &Fields<'_>) -> Result<()> {
-    if let Some(section) = fields.section(EXTRA)? {
-        for key in section.keys() {
-            let over = section.required(key, section.section(key)?)?;
-            if !left_out_of_auto_round(&over)? {
-                return Err(unsupported(&section, key, "a scheme of its own", "modules that are left out"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether auto-round leaves a module out: floats have 16 bits and more.
-fn left_out_of_auto_round(over: &Fields<'_>) -> Result<bool> {
-    Ok(over.count("bits", MAX_BITS)?.is_some_and(|bits| bits >= 16))
 }
 
 /// Whether columns are in groups in the order in which they were quantized.
