@@ -7,8 +7,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use sinew::models::settings::{Field, Resolved, Source, meant_by};
 use sinew::models::{Settings, printable};
 
+use super::Outcome;
 use super::output::complain;
-use super::{Outcome, demo};
 
 /// What the ids of such arguments begin with.
 const PREFIX: &str = "setting.";
@@ -34,6 +34,9 @@ pub const WEIGHT: &[&str] = &["dtype", "group_size", "zero_points"];
 pub const QUANTIZING: &[&str] = &["group_size", "zero_points", "keep_head"];
 /// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
 pub const STEPPING: &[&str] = &["prefill_chunk", "block_size", "kv_dtype", "kv_old", "kv_recent"];
+
+/// Settings that the bundled model goes by, besides where to run. It is in no file.
+const OF_BUNDLED: &[&[&str]] = &[WEIGHTS, &["context"], STEPPING];
 /// How many sequences a model serves at once.
 pub const SERVING: &[&str] = &["max_sequences", "cache_tokens", "swap_tokens"];
 /// What is for models that generate.
@@ -132,7 +135,7 @@ impl<'c> Called<'c> {
         let Some(argument) = Field::named(name).and_then(|field| field.argument) else { return Ok(()) };
         let id = id(name);
         let has = |is: &dyn Fn(&Arg) -> bool| self.command.get_arguments().any(is);
-        let of_bundled = || demo::SETTINGS.iter().copied().flatten().any(|of| *of == name);
+        let of_bundled = || OF_BUNDLED.iter().copied().flatten().any(|of| *of == name);
         if MACHINE.contains(&name) || has(&|arg| *arg.get_id() == *id) || self.is_bare && of_bundled() {
             return Ok(());
         }

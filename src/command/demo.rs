@@ -7,13 +7,9 @@ use std::time::Duration;
 use sinew::demo;
 use sinew::models::GenerateOptions;
 
-use super::arguments::{STEPPING, WEIGHTS};
 use super::interrupts::{catch_interrupts, interrupted};
 use super::output::{megabytes, peak_rss_bytes};
 use super::{Outcome, Run};
-
-/// Settings that the bundled model goes by, besides where to run. It is in no file.
-pub const SETTINGS: &[&[&str]] = &[WEIGHTS, &["context"], STEPPING];
 
 pub fn run(run: &Run) -> Outcome {
     catch_interrupts();
