@@ -34,9 +34,6 @@ pub const WEIGHT: &[&str] = &["dtype", "group_size", "zero_points"];
 pub const QUANTIZING: &[&str] = &["group_size", "zero_points", "keep_head"];
 /// How a decoder is stepped, which changes no result, and in what form it keeps keys and values.
 pub const STEPPING: &[&str] = &["prefill_chunk", "block_size", "kv_dtype", "kv_old", "kv_recent"];
-
-/// Settings that the bundled model goes by, besides where to run. It is in no file.
-const OF_BUNDLED: &[&[&str]] = &[WEIGHTS, &["context"], STEPPING];
 /// How many sequences a model serves at once.
 pub const SERVING: &[&str] = &["max_sequences", "cache_tokens", "swap_tokens"];
 /// What is for models that generate.
@@ -45,6 +42,8 @@ pub const GENERATING: &[&[&str]] = &[&["context"], STEPPING, SERVING];
 pub const EMBEDS: &str = "is for models that generate; this one embeds texts";
 /// All but where to run.
 pub const OF_MODELS: &[&[&str]] = &[WEIGHTS, &["load", "context"], STEPPING, SERVING];
+/// Of these what the bundled one goes by, which is in no file.
+const OF_BUNDLED: &[&[&str]] = &[WEIGHTS, &["context"], STEPPING];
 /// Room for tokens beside that of a batch.
 pub const ROOM: &[&str] = &["cache_tokens", "swap_tokens"];
 
