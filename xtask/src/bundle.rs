@@ -70,7 +70,7 @@ impl Bundle {
             return Err("cargo zigbuild is missing: pip install cargo-zigbuild ziglang".into());
         }
         let mut cargo = Command::new("cargo");
-        cargo.current_dir(root).args(["zigbuild", "--release"]);
+        cargo.current_dir(root).args(["zigbuild", "--release", "--config", "profile.release.strip=true"]);
         cargo.args(["--target", &format!("{TARGET}.{GLIBC}")]);
         for (package, binary) in BINARIES {
             cargo.args(["--package", package, "--bin", binary]);
