@@ -1,5 +1,6 @@
 //! What auto-round writes: tensors as GPTQ or AWQ pack them, under a config of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::awq::Awq;
@@ -25,25 +26,26 @@ pub(super) fn read(fields: &Fields<'_>, budget: &mut Budget) -> Result<Arc<dyn Q
 fn read_gptq(fields: &Fields<'_>, version_1: bool, budget: &mut Budget) -> Result<Gptq> {
     // Its own name for what is refused of the others.
     refuse(fields, "rotation_config", |_| false)?;
-    let mut gptq = Gptq::of_version(fields, version_1, budget)?;
+    let gptq = Gptq::of_version(fields, version_1, budget)?;
+    let (mut whole, mut expressions) = (BTreeMap::new(), Vec::new());
     if let Some(section) = fields.section(EXTRA)? {
         for key in section.keys() {
             let over = section.required(key, section.section(key)?)?;
             let of = match is_left_out(&over)? {
                 true => Dynamic::LeftOut,
-                false => Dynamic::As(gptq.scheme.with(&over)?),
+                false => Dynamic::As(gptq.scheme().with(&over)?),
             };
             // Whole names, or expressions.
             match key.contains(|letter| "*+?^$()[]{}|\\".contains(letter)) {
                 true => {
                     let problem = |problem: &str| section.problem(key, problem);
-                    gptq.dynamic.push((Expression::new(key, budget, problem)?, of));
+                    expressions.push((Expression::new(key, budget, problem)?, of));
                 }
-                false => drop(gptq.extra.insert(key.to_owned(), of)),
+                false => drop(whole.insert(key.to_owned(), of)),
             }
         }
     }
-    Ok(gptq)
+    Ok(gptq.with_extra(whole, expressions))
 }
 
 /// How auto-round packs tensors.

@@ -28,13 +28,13 @@ use crate::tensors::Tensors;
 /// How all modules are quantized, but for those that `dynamic` names.
 #[derive(Debug, Clone)]
 pub(super) struct Gptq {
-    pub(super) scheme: Scheme,
+    scheme: Scheme,
     /// Whether zero points are stored less 1.
     version_1: bool,
     /// What auto-round says of modules by their names.
-    pub(super) extra: BTreeMap<String, Dynamic>,
+    extra: BTreeMap<String, Dynamic>,
     /// In the order of the file.
-    pub(super) dynamic: Vec<(Expression, Dynamic)>,
+    dynamic: Vec<(Expression, Dynamic)>,
     /// The field that says that the head is quantized, too.
     of_head: Option<&'static str>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
@@ -122,6 +122,17 @@ impl Gptq {
         }
         let (extra, of_blocks) = (BTreeMap::new(), of_blocks(fields)?);
         Ok(Self { scheme, version_1, extra, dynamic, of_head, of_blocks })
+    }
+
+    /// How modules are quantized of which nothing else is said.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The same with what auto-round says of modules: by whole names, and by expressions, which come behind `dynamic`'s.
+    pub fn with_extra(self, whole: BTreeMap<String, Dynamic>, expressions: Vec<(Expression, Dynamic)>) -> Self {
+        let dynamic = self.dynamic.into_iter().chain(expressions).collect();
+        Self { extra: whole, dynamic, ..self }
     }
 
     /// What `dynamic` says of a module: the first in the file that matches (GPTQModel's `dynamic_get`). Whole names of
