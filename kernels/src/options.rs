@@ -64,6 +64,17 @@ impl fmt::Display for Compute {
 }
 
 /// What a problem multiplies: which of a device's rates of arithmetic is its limit.
+///
+/// ```
+/// use sinew_kernels::rates::{ArithmeticPeaks, Peaks};
+/// use sinew_kernels::{Compute, Factors};
+///
+/// // Where dot products of bf16 are slow, integers are best multiplied with the two bytes of each activation.
+/// let arithmetic = ArithmeticPeaks { f32_flops_per_s: 3e11, bf16_flops_per_s: 2e11, int8_ops_per_s: 1e12 };
+/// let peaks = Peaks { memory_bytes_per_s: 3e10, arithmetic: Some(arithmetic) };
+/// assert_eq!(peaks.flops_per_s(Compute::Bf16), Some(3e11));
+/// assert_eq!(peaks.flops_per_s(Factors { compute: Compute::Bf16, integers: true }), Some(5e11));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Factors {
     /// How they are rounded.

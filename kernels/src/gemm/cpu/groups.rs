@@ -53,22 +53,13 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
 macro_rules! unrolled {
     ($i:ident in 0..$count:ident $body:block) => {{
         const { assert!($count <= 4) };
-        if $count > 0 {
-            const $i: usize = 0;
+        unrolled!(@each 0 1 2 3, $i, $count, $body)
+    }};
+    (@each $($at:literal)*, $i:ident, $count:ident, $body:block) => {{
+        $(if $count > $at {
+            const $i: usize = $at;
             $body
-        }
-        if $count > 1 {
-            const $i: usize = 1;
-            $body
-        }
-        if $count > 2 {
-            const $i: usize = 2;
-            $body
-        }
-        if $count > 3 {
-            const $i: usize = 3;
-            $body
-        }
+        })*
     }};
 }
 pub(super) use unrolled;
