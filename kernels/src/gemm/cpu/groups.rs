@@ -35,6 +35,8 @@ pub(super) trait Products<const R: usize, const V: usize>: Copy {
     const SUMS: usize = 1;
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
+    /// Whether two groups are multiplied at once, so that products do not wait for those before them.
+    const IN_TWOS: bool = false;
     /// What sums start from.
     unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums;
     /// Adds the products of a line of words.
@@ -135,6 +137,7 @@ unsafe fn all_groups<
     sums: *mut f32,
     carry: bool,
 ) {
+    const { assert!(!P::IN_TWOS || PARTS == 1 && V == H, "what is multiplied in twos is one part") };
     let group = format.group() / P::LEFT.per_step();
     let asks = R > 1 || !P::LIGHT || cores::known().asks_ahead;
     for first in (0..2).step_by(H) {
@@ -143,7 +146,12 @@ unsafe fn all_groups<
             let sums = Sums::<P, R, PARTS, H, V>::new(sums.add(first * LANES), carry);
             let mut groups =
                 Groups::<P, ZEROS, R, PARTS, H, V> { products, format, reads, asks, first, a: a.cast(), b, sums };
-            for done in (0..steps).step_by(group) {
+            let mut done = 0;
+            while P::IN_TWOS && steps - done >= 2 * group {
+                groups.next_two(group);
+                done += 2 * group;
+            }
+            for done in (done..steps).step_by(group) {
                 groups.next((steps - done).min(group));
             }
             groups.sums.write();
@@ -187,28 +195,83 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
             if PARTS > 1 {
                 self.part::<1, 0>(lines);
             }
-            self.a = self.a.add((P::LEFT.header(PanelKind::Blocks(self.format)) + lines * P::WORDS) * R * PARTS);
-            self.b = self.b.add(blocks::header_bytes(self.format) + lines * LINE);
+            self.skip(lines);
         }
     }
 
-    /// The same of a part of the rows, and from the vector `FROM` of the pass on.
+    /// Adds the next two groups, each of `steps`, line by line: as one after the other, to the bit.
     #[inline(always)]
-    unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
-        const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
-        let Self { products, format, reads, asks, b, .. } = *self;
-        let (first, height) = (self.first + FROM, R * PARTS);
+    unsafe fn next_two(&mut self, steps: usize) {
+        let lines = steps / P::STEPS;
+        // SAFETY: passed on.
+        unsafe {
+            let header_bytes = blocks::header_bytes(self.format);
+            let (first, b) = (self.group::<0, 0>(), self.b);
+            self.skip(lines);
+            let (second, second_b) = (self.group::<0, 0>(), self.b);
+            self.skip(lines);
+            let mut sums = [first, second].map(|group| self.products.start(group.header, group.height));
+            // Of both in the order in which they lie.
+            for line in 0..lines {
+                prefetch_ahead(b.add(2 * line * LINE), 2 * LINE, self.reads, false);
+                for (sums, group) in sums.iter_mut().zip([first, second]) {
+                    let a = group.a.add(line * P::WORDS * group.height);
+                    *sums = self.products.add_line(*sums, a, group.height, group.words.add(line * LINE));
+                }
+            }
+            prefetch_ahead(b.add(2 * lines * LINE), 2 * header_bytes, self.reads, false);
+            self.finish::<0, 0>(first, b, sums[0]);
+            self.finish::<0, 0>(second, second_b, sums[1]);
+        }
+    }
+
+    /// Goes past a group of so many lines.
+    #[inline(always)]
+    unsafe fn skip(&mut self, lines: usize) {
+        let (header, format) = (P::LEFT.header(PanelKind::Blocks(self.format)), self.format);
+        // SAFETY: passed on.
+        unsafe {
+            self.a = self.a.add((header + lines * P::WORDS) * R * PARTS);
+            self.b = self.b.add(blocks::header_bytes(format) + lines * LINE);
+        }
+    }
+
+    /// The group that is next, for a part of the rows and from the vector `FROM` of the pass on.
+    #[inline(always)]
+    unsafe fn group<const PART: usize, const FROM: usize>(&self) -> Group {
+        let height = R * PARTS;
         // SAFETY: passed on.
         unsafe {
             let header = self.a.add(PART * R);
-            let group = Group {
+            Group {
                 header,
                 height,
-                a: header.add(P::LEFT.header(PanelKind::Blocks(format)) * height),
-                words: b.add(blocks::header_bytes(format) + first * LINE / 2),
-            };
-            let mut s = products.start(header, height);
-            let Group { mut a, mut words, .. } = group;
+                a: header.add(P::LEFT.header(PanelKind::Blocks(self.format)) * height),
+                words: self.b.add(blocks::header_bytes(self.format) + (self.first + FROM) * LINE / 2),
+            }
+        }
+    }
+
+    /// Adds a group at `b` whose products have these sums.
+    #[inline(always)]
+    unsafe fn finish<const PART: usize, const FROM: usize>(&mut self, group: Group, b: *const u8, sums: P::Sums) {
+        // SAFETY: passed on.
+        unsafe {
+            let (scales, zeros) = vectors::<P::S, ZEROS, V>(self.format, b, self.first + FROM);
+            self.sums.add::<PART, FROM>(self.products.finish::<ZEROS>(sums, group, zeros), scales);
+        }
+    }
+
+    /// Adds the next group of a part of the rows, from the vector `FROM` of the pass on.
+    #[inline(always)]
+    unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
+        const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
+        let Self { products, reads, asks, b, .. } = *self;
+        // SAFETY: passed on.
+        unsafe {
+            let group = self.group::<PART, FROM>();
+            let mut s = products.start(group.header, group.height);
+            let Group { mut a, mut words, height, .. } = group;
             for _ in 0..lines {
                 if asks && PART == 0 {
                     prefetch_ahead(words, V * LINE / 2, reads, false);
@@ -216,8 +279,8 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
                 s = products.add_line(s, a, height, words);
                 (a, words) = (a.add(P::WORDS * height), words.add(LINE));
             }
-            let (scales, zeros) = vectors::<P::S, ZEROS, V>(format, reads, b, first);
-            self.sums.add::<PART, FROM>(products.finish::<ZEROS>(s, group, zeros), scales);
+            prefetch_ahead(b, 1, reads, false);
+            self.finish::<PART, FROM>(group, b, s);
         }
     }
 }
@@ -226,13 +289,11 @@ impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, c
 #[inline(always)]
 unsafe fn vectors<S: Simd, const ZEROS: bool, const V: usize>(
     format: BlockFormat,
-    reads: Reads,
     b: *const u8,
     first: usize,
 ) -> ([S::F; V], [S::F; V]) {
     // SAFETY: passed on.
     unsafe {
-        prefetch_ahead(b, 1, reads, false);
         let (mut scales, mut zeros) = ([S::splat(0.0); V], [S::splat(0.0); V]);
         for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
             let lane = (first + h) * LANES;

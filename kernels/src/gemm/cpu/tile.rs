@@ -163,7 +163,7 @@ pub(crate) type Loop =
     unsafe fn(panels: PanelKind, reads: Reads, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
 
 impl Tiles {
-    /// Tiles from the lowest to the highest. In a `static`, tiles that do not fit do not compile.
+    /// Tiles from the lowest to the highest. In a constant, tiles that do not fit do not compile.
     pub const fn new(level: SimdLevel, left: Left, tiles: &'static [Tile]) -> Self {
         assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
         let mut i = 1;
