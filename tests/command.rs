@@ -469,6 +469,44 @@ fn groups_that_no_kernel_takes_are_named_where_int8_activations_are_refused() {
 }
 
 #[test]
+fn quantized_weights_that_become_floats_are_named() {
+    /// GPTQ with act-order, each weight with an order of its own.
+    const OWN_ORDERS: &str = "quantized/gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers";
+    // The first output of a folder with other groups of columns, and what is said of it.
+    let run = |change: &dyn Fn(&str, &mut Vec<u8>), activations| {
+        let folder = copy(OWN_ORDERS);
+        with_tensors(folder.path(), |tensors| {
+            for (name, (_, _, bytes)) in tensors.iter_mut().filter(|(name, _)| name.ends_with(".g_idx")) {
+                change(name, bytes);
+            }
+        });
+        let model = folder.path().to_str().expect("the path is UTF-8");
+        let run = ["generate", "--model", model, "--tokens", "1,2", "--max-new-tokens", "1"];
+        let output = sinew(&[&run[..], &["--activations", activations]].concat());
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for activations in ["bf16", "int8"] {
+        let (runs, said) = run(&|_, _| {}, activations);
+        let words = ["10 quantized weights are held and multiplied as f16", "another order of columns", "_proj, …"];
+        assert!(runs && said.lines().count() == 1 && words.iter().all(|word| said.contains(word)), "{said}");
+        let in_order = |_: &str, bytes: &mut Vec<u8>| {
+            let mut groups: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|group| [group[0], 0, 0, 0]).collect();
+            groups.sort_unstable();
+            *bytes = groups.concat();
+        };
+        assert_eq!(run(&in_order, activations), (true, String::new()));
+    }
+    // What has an order of its own has groups of unlike sizes, and so no product is left that reads int8.
+    let unlike = |name: &str, bytes: &mut Vec<u8>| {
+        if name.contains("o_proj") || name.contains("down_proj") {
+            bytes.fill(0);
+        }
+    };
+    let (runs, said) = run(&unlike, "bf16");
+    assert!(!runs && said.contains("activations in bf16 with weights that are multiplied as floats"), "{said}");
+}
+
+#[test]
 fn a_plan_of_more_bytes_than_can_be_counted_says_so() {
     let batch = (usize::MAX / 2).to_string();
     let output = sinew(&["plan", &fixture(DECODER), "--batch", &batch]);

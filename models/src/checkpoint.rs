@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 use crate::quantized::{Quantization, StoredModule};
-use crate::tensors::{NAMED, Tensors};
+use crate::tensors::{Tensors, first_names};
 
 /// The weights of one model: its [`Tensors`], of which those of a quantized module are found by the module's name.
 ///
@@ -103,9 +103,7 @@ impl Checkpoint {
             return;
         }
         let (count, all) = (unused.len(), self.names().count());
-        let first = unused.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
-        let more = if count > NAMED { ", …" } else { "" };
-        tracing::warn!("{count} of {all} tensors in {} are not used: {first}{more}", self.name());
+        tracing::warn!("{count} of {all} tensors in {} are not used: {}", self.name(), first_names(&unused));
     }
 
     /// Refuses tensors that nobody has asked for, once all are that a model needs, of quantized modules whose others were:

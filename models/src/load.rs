@@ -8,6 +8,7 @@ mod matrix;
 mod part;
 mod sizes;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use crate::activations::{ACTIVATIONS, HostInput, Rows};
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
 use crate::precision::Precision;
+use crate::tensors::first_names;
 use crate::tensors::floats::widened;
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -52,6 +54,8 @@ pub struct Loader<'a> {
     activations: usize,
     /// Where they are, once a part has asked for some.
     arena: Option<Arena>,
+    /// The names of quantized weights that become floats, by why they do.
+    dequantized: BTreeMap<String, Vec<String>>,
 }
 
 /// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
@@ -85,6 +89,7 @@ impl<'a> Loader<'a> {
             held: WeightBytes::default(),
             activations,
             arena: None,
+            dequantized: BTreeMap::new(),
         }
     }
 
@@ -201,6 +206,9 @@ impl<'a> Loader<'a> {
         let matrices = StoredMatrices::of(self.checkpoint, parts, groups, k)?;
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
+        if let Some(why) = &becomes.dequantized {
+            self.dequantized.entry(why.clone()).or_default().extend(matrices.modules().map(str::to_owned));
+        }
         let packer = self.packer(&matrices, &becomes, gated)?;
         Ok((Arc::new(self.fill(packer, &matrices, &becomes)?.finish()?), bias))
     }
@@ -226,14 +234,19 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// Ends loading: tensors that nothing asked for are reported, or refused where they may change what a quantized module
-    /// gives and no plan has been made before, but those whose names end with one of `spare`.
+    /// Ends loading: what is not as the checkpoint has it is reported, and so are tensors that nothing asked for, or refused
+    /// where they may change what a quantized module gives and no plan has been made before, but those whose names end with
+    /// one of `spare`.
     ///
     /// # Errors
     /// Those of [`Checkpoint::refuse_unread`].
     pub fn finish(&mut self, spare: &[&str]) -> Result<()> {
         self.checkpoint.refuse_unread(spare)?;
         self.checkpoint.warn_of_unused(spare);
+        for (why, modules) in &self.dequantized {
+            let (count, dtype, first) = (modules.len(), self.precision.weights, first_names(modules));
+            tracing::warn!("{count} quantized weights are held and multiplied as {dtype}, as they are {why}: {first}");
+        }
         (self.progress)(self.total, self.total);
         Ok(())
     }

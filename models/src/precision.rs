@@ -47,6 +47,27 @@ pub enum Activations {
     Int8,
 }
 
+impl Activations {
+    /// Whether they decide what products with a weight read: those in int8 with codes that are integers alone.
+    pub(crate) fn are_taken(self, weight: Encoding) -> bool {
+        match weight {
+            Encoding::Blocks(format) => self == Self::Bf16 || format.values().is_integer(),
+            Encoding::Float(_) => false,
+        }
+    }
+
+    /// The error where none of the weights takes them.
+    pub(crate) fn refused(self, weights: &str) -> Error {
+        Error::Unsupported {
+            what: format!("activations in {self} with {weights}"),
+            supported:
+                "bf16 for quantized weights, int8 for those whose codes are integers, and both for weights that are \
+                        quantized again as they are loaded"
+                    .to_owned(),
+        }
+    }
+}
+
 impl fmt::Display for Activations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -65,17 +86,10 @@ impl WeightOptions {
     pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
         let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
         if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), ctx)?) {
-            let [weights, supported] = match self.groups_in_no_blocks(checkpoint, ctx)? {
-                Some(groups) => [
-                    format!("weights in {groups}, which are multiplied as floats"),
-                    "weights that are quantized again as they are loaded".to_owned(),
-                ],
-                None => [
-                    "weights that are not quantized so".to_owned(),
-                    "bf16 for quantized weights, int8 for those whose codes are integers".to_owned(),
-                ],
-            };
-            return Err(Error::Unsupported { what: format!("activations in {activations} with {weights}"), supported });
+            return Err(activations.refused(&match self.groups_in_no_blocks(checkpoint, ctx)? {
+                Some(groups) => format!("weights in {groups}, which are multiplied as floats"),
+                None => "weights that are not quantized so".to_owned(),
+            }));
         }
         let dtype = match (self.dtype, self.quantize) {
             (Some(dtype), _) => dtype,
@@ -97,7 +111,7 @@ impl WeightOptions {
     /// Tensors that say how others are quantized, and are missing or damaged.
     pub fn takes_activations(&self, checkpoint: Option<&Checkpoint>, ctx: &Context) -> Result<bool> {
         let Some(activations) = self.activations else { return Ok(false) };
-        let takes = |format: BlockFormat| activations == Activations::Bf16 || format.values().is_integer();
+        let takes = |format: BlockFormat| activations.are_taken(Encoding::Blocks(format));
         match (self.quantize, self.dtype, checkpoint) {
             (Some(Quantize { format, .. }), ..) => Ok(takes(format)),
             (None, None, Some(checkpoint)) => Ok(first_blocks(checkpoint, ctx, &takes)?.is_some()),
@@ -275,10 +289,10 @@ impl Precision {
 
     /// How the operands of a product with a weight are rounded.
     pub fn compute_with(&self, weight: Encoding) -> Compute {
-        match (weight, self.activations_of_quantized) {
-            (Encoding::Blocks(format), Some(Activations::Int8)) if format.values().is_integer() => Compute::Int8,
-            (Encoding::Blocks(_), Some(Activations::Bf16)) => Compute::Bf16,
-            _ => self.compute,
+        match self.activations_of_quantized.filter(|activations| activations.are_taken(weight)) {
+            Some(Activations::Int8) => Compute::Int8,
+            Some(Activations::Bf16) => Compute::Bf16,
+            None => self.compute,
         }
     }
 }

@@ -31,7 +31,13 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 /// An index names this many files at most; the largest published ones name a few hundred.
 const MAX_SHARDS: usize = 4096;
 /// How many tensors or files that nothing uses a message names.
-pub(crate) const NAMED: usize = 3;
+const NAMED: usize = 3;
+
+/// Names for a message: the first few of them.
+pub(crate) fn first_names<T: AsRef<str>>(names: &[T]) -> String {
+    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
+    format!("{}{}", first.join(", "), if names.len() > NAMED { ", …" } else { "" })
+}
 
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,6 +10,7 @@ use super::matrix::{Becomes, StoredMatrix};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::precision::Precision;
+use crate::quantized::StoredModule;
 
 /// Parts `[n, k]` of a checkpoint that one weight is made of, those of a group behind those of the group before, and the
 /// matrices that they are rows of.
@@ -51,6 +52,11 @@ impl StoredMatrices {
         &self.stored
     }
 
+    /// The names of those that are quantized.
+    pub(super) fn modules(&self) -> impl Iterator<Item = &str> {
+        self.stored.iter().filter(|matrix| matrix.module().is_some()).map(|matrix| matrix.part.name())
+    }
+
     /// Those that the parts of each group are of.
     pub(super) fn by_group(&self) -> impl Iterator<Item = Range<usize>> {
         let of = |parts: &[(Part, usize)]| Some(parts.first()?.1..parts.last()?.1 + 1);
@@ -84,7 +90,30 @@ impl StoredMatrices {
         let encoding =
             kept.unwrap_or_else(|| precision.encoding(self.stored.iter().all(|matrix| matrix.part.may_be_quantized())));
         let as_stored = common == Some(encoding);
-        Becomes { encoding, as_stored, order: self.order().filter(|_| as_stored) }
+        let order = self.order().filter(|_| as_stored);
+        let may_stay = precision.kept.is_some() && !as_stored;
+        let dequantized = may_stay.then(|| self.why_dequantized(ctx, may_be_ordered)).flatten();
+        Becomes { encoding, as_stored, order, dequantized }
+    }
+
+    /// Why quantized ones among them do not stay as they are, in words of what they are.
+    fn why_dequantized(&self, ctx: &Context, may_be_ordered: bool) -> Option<String> {
+        let modules = || self.stored.iter().filter_map(StoredMatrix::module);
+        let first = modules().next()?;
+        if let Some(groups) = modules().find_map(StoredModule::groups_in_no_blocks) {
+            return Some(format!("in {groups}"));
+        }
+        let is_kept = |blocks| matches!(blocks, Encoding::Blocks(format) if ctx.format(format).is_some());
+        Some(match first.encoding() {
+            blocks if !is_kept(blocks) => format!("in {blocks}, which the device does not keep"),
+            blocks if self.stored.iter().any(|matrix| matrix.blocks() != Some(blocks)) => {
+                "parts of one product with others in another format".to_owned()
+            }
+            _ if !may_be_ordered && self.order().is_some() => {
+                "embeddings as well, and have an order of columns".to_owned()
+            }
+            _ => "parts of one product with others in another order of columns".to_owned(),
+        })
     }
 
     /// Bytes of what is read whole before any of it is packed: groups in which a matrix lies column after column and

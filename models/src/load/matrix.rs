@@ -39,12 +39,14 @@ pub(super) struct Becomes {
     pub as_stored: bool,
     /// The order of columns of each group, where codes are packed in one.
     pub order: Option<Vec<u32>>,
+    /// Why codes become floats, where others of the checkpoint stay as they are.
+    pub dequantized: Option<String>,
 }
 
 impl Becomes {
     /// Floats, whatever they are stored as.
     pub(super) fn floats(dtype: DType) -> Self {
-        Self { encoding: dtype.into(), as_stored: false, order: None }
+        Self { encoding: dtype.into(), as_stored: false, order: None, dequantized: None }
     }
 }
 
@@ -73,6 +75,14 @@ impl StoredMatrix {
         match &self.stored {
             Stored::Tensor(_) => None,
             Stored::Module(module) => Some(module.encoding()).filter(|it| matches!(it, Encoding::Blocks(_))),
+        }
+    }
+
+    /// It, where it is quantized.
+    pub(super) fn module(&self) -> Option<&StoredModule> {
+        match &self.stored {
+            Stored::Tensor(_) => None,
+            Stored::Module(module) => Some(module),
         }
     }
 

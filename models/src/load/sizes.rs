@@ -19,7 +19,7 @@ use crate::Result;
 use crate::activations::{bytes, sum};
 use crate::checkpoint::Checkpoint;
 use crate::config::RopeConfig;
-use crate::precision::Precision;
+use crate::precision::{Activations, Precision};
 
 /// What a [`Loader`](super::Loader) would make of a checkpoint, for plans: every tensor is checked as loading checks
 /// it, and the bytes of what it becomes are counted; the largest number where they are more.
@@ -72,14 +72,22 @@ impl<'a> Sizes<'a> {
     }
 
     /// Bytes of all that was counted.
-    pub(crate) fn device_bytes(&self) -> DeviceBytes {
+    ///
+    /// # Errors
+    /// Activations that none of the weights takes, though the checkpoint has some that by themselves would.
+    pub(crate) fn device_bytes(&self) -> Result<DeviceBytes> {
+        let asked = self.precision.activations_of_quantized;
+        let is_taken = |activations: Activations| self.weights.iter().any(|(.., it)| activations.are_taken(*it));
+        if let Some(activations) = asked.filter(|&activations| !is_taken(activations)) {
+            return Err(activations.refused("weights that are multiplied as floats"));
+        }
         let weights = sum(self.made.iter().map(|made| made.bytes));
-        DeviceBytes {
+        Ok(DeviceBytes {
             weights,
             activations: self.activations.as_ref().map_or(usize::MAX, ArenaPlan::bytes),
             tables: self.ropes,
             ..DeviceBytes::default()
-        }
+        })
     }
 
     /// The weight of a product of these parts, in so many groups, and their biases.
