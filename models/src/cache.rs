@@ -28,6 +28,18 @@ use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 
 /// How large a cache is: the blocks of each group of layers.
+///
+/// ```no_run
+/// use sinew_models::{LanguageModel, LoadOptions};
+///
+/// let model = LanguageModel::load("path/to/model", &LoadOptions::default())?;
+/// let shape = model.cache().shape();
+/// for group in shape.groups() {
+///     println!("{} blocks of {} tokens", group.layout.num_blocks(), group.layout.block_size());
+/// }
+/// println!("{} bytes in all", shape.bytes());
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheShape {
     groups: Vec<GroupShape>,
@@ -173,6 +185,21 @@ impl CacheShape {
 
 /// Keys and values of all layers, in blocks that sequences take as they grow. Nothing is ever moved or copied to grow,
 /// but for the last block of a sequence that shares it with a fork.
+///
+/// ```no_run
+/// use sinew_models::cache::{CacheShape, KvCache};
+/// use sinew_ops::Context;
+///
+/// fn two_of_one_prompt(ctx: &Context, shape: CacheShape) -> sinew_models::Result<()> {
+///     let mut cache = KvCache::new(ctx, shape)?;
+///     let mut first = cache.sequence(64);
+///     cache.append(ctx, &mut first, 40)?;
+///     // Whole blocks are shared, and none is copied before one of both goes on.
+///     let second = cache.fork(&first)?;
+///     assert_eq!(second.len(), 40);
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     /// As the shape has them.

@@ -12,6 +12,17 @@ use crate::error::Result;
 use crate::tensors::Tensors;
 
 /// A quantized weight `[n, k]` among tensors.
+///
+/// ```no_run
+/// use sinew_models::{Folder, Load};
+///
+/// let checkpoint = Folder::new("path/to/model").checkpoint(Load::default())?;
+/// if let Some(module) = checkpoint.module("model.layers.0.mlp.down_proj")? {
+///     let [outputs, inputs] = module.shape();
+///     println!("{outputs} outputs of {inputs} inputs, packed as {}", module.encoding());
+/// }
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredModule {
     pub(super) name: String,
