@@ -210,8 +210,8 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
     const STEPS: usize = N;
     const LOADED: usize = V * N + P::TABLES;
     const LIGHT: bool = false;
-    // Bytes are slower for it: there is more to do before their products.
-    const IN_TWOS: bool = R == 1 && V == 2 && N == 4;
+    // Of more rows there are products enough, and bytes are slower for it: there is more to do before their products.
+    const IN_TWOS: bool = R <= 2 && V == 2 && N == 4;
 
     #[inline(always)]
     unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
