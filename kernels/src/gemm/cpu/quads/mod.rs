@@ -1,6 +1,12 @@
 //! Products of quads: four weights of a word with four activations, of bytes or of the two bytes of int16, summed as
 //! integers.
 
+mod dots;
+#[cfg(target_arch = "x86_64")]
+mod dots_avx2;
+#[cfg(target_arch = "x86_64")]
+mod dots_avx512vnni;
+
 use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
@@ -8,110 +14,13 @@ use sinew_tensor::BlockFormat;
 use super::groups::{Group, LINE, Products, unrolled};
 use super::tile::Left;
 use crate::packed::blocks;
-use crate::simd::{LANES, Portable, Simd};
-
-/// Integer sums of sixteen outputs.
-pub(super) trait Dots: Copy {
-    type S: Simd;
-    type Sums: Copy;
-    /// Four weights of each output.
-    type Weights: Copy;
-    /// All sums `x`.
-    unsafe fn splat(x: i32) -> Self::Sums;
-    /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
-    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
-    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
-    /// `a - b`.
-    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
-    /// `256 · upper + lower`.
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
-    /// As f32.
-    unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
-    /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
-    unsafe fn finish_apart<const N: usize, const BYTES: usize, const ZEROS: bool, const R: usize, const H: usize>(
-        quads: Quads<Self, N, BYTES>,
-        group: Group,
-        zeros: &[<Self::S as Simd>::F; H],
-        sums: &mut [[[Self::Sums; BYTES]; H]; R],
-        to: &mut [[<Self::S as Simd>::F; H]; R],
-    );
-}
-
-/// `finish_apart` of [`Dots`], at a level.
-macro_rules! finish_apart {
-    ($(#[$level:meta])?) => {
-        #[cold]
-        #[inline(never)]
-        $(#[$level])?
-        unsafe fn finish_apart<
-            const N: usize,
-            const BYTES: usize,
-            const ZEROS: bool,
-            const R: usize,
-            const H: usize,
-        >(
-            quads: Quads<Self, N, BYTES>,
-            group: Group,
-            zeros: &[<Self::S as Simd>::F; H],
-            sums: &mut [[[Self::Sums; BYTES]; H]; R],
-            to: &mut [[<Self::S as Simd>::F; H]; R],
-        ) {
-            // SAFETY: passed on.
-            unsafe { quads.finish_apart::<ZEROS, R, H>(group, zeros, sums, to) }
-        }
-    };
-}
-
-/// Plain Rust.
-#[derive(Clone, Copy)]
-pub(super) struct Plain;
-
-impl Dots for Plain {
-    type S = Portable;
-    type Sums = [i32; LANES];
-    type Weights = [u8; 4 * LANES];
-
-    #[inline(always)]
-    unsafe fn splat(x: i32) -> Self::Sums {
-        [x; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
-        // SAFETY: passed on.
-        let bytes = unsafe { p.cast::<Self::Weights>().read() };
-        if QUADS == 1 { [bytes; QUADS] } else { std::array::from_fn(|i| bytes.map(|byte| byte >> (4 * i) & 0xf)) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
-        let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
-        for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
-            *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();
-        }
-        sums
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
-        std::array::from_fn(|i| a[i] - b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
-        std::array::from_fn(|i| 256 * upper[i] + lower[i])
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sums: Self::Sums) -> <Portable as Simd>::F {
-        let sums = sums.map(|sum| sum as f32);
-        // SAFETY: sixteen values.
-        unsafe { Portable::load(sums.as_ptr()) }
-    }
-
-    finish_apart!();
-}
+use crate::simd::Simd;
+use dots::Dots;
+pub(super) use dots::Plain;
+#[cfg(target_arch = "x86_64")]
+pub(super) use dots_avx2::EvenAndOdd;
+#[cfg(target_arch = "x86_64")]
+pub(super) use dots_avx512vnni::Vnni;
 
 /// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
 #[derive(Clone, Copy)]
@@ -320,157 +229,6 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
             }
             self.scaled::<ZEROS, R, H>(sums, group, zeros)
         }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::*;
-    use crate::simd::{Avx2, Avx512};
-
-    /// `vpdpbusd`.
-    #[derive(Clone, Copy)]
-    pub struct Vnni;
-
-    impl Dots for Vnni {
-        type S = Avx512;
-        type Sums = __m512i;
-        type Weights = __m512i;
-
-        #[inline(always)]
-        unsafe fn splat(x: i32) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_set1_epi32(x) }
-        }
-
-        #[inline(always)]
-        unsafe fn load<const QUADS: usize>(p: *const u8) -> [__m512i; QUADS] {
-            // SAFETY: passed on.
-            unsafe {
-                let bytes = _mm512_loadu_si512(p.cast());
-                let mut quads = [bytes; QUADS];
-                if QUADS == 2 {
-                    let mask = _mm512_set1_epi8(0xf);
-                    quads[0] = _mm512_and_si512(bytes, mask);
-                    quads[1] = _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), mask);
-                }
-                quads
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
-        }
-
-        #[inline(always)]
-        unsafe fn sub(a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_sub_epi32(a, b) }
-        }
-
-        #[inline(always)]
-        unsafe fn join(upper: __m512i, lower: __m512i) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
-        }
-
-        #[inline(always)]
-        unsafe fn widen(sums: __m512i) -> __m512 {
-            // SAFETY: passed on.
-            unsafe { _mm512_cvtepi32_ps(sums) }
-        }
-
-        finish_apart!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]);
-    }
-
-    /// Even bytes, and odd ones.
-    #[inline(always)]
-    unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
-    }
-
-    /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
-    #[derive(Clone, Copy)]
-    pub struct EvenAndOdd;
-
-    impl Dots for EvenAndOdd {
-        type S = Avx2;
-        type Sums = [__m256i; 2];
-        type Weights = [[__m256i; 2]; 2];
-
-        #[inline(always)]
-        unsafe fn splat(x: i32) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe { [_mm256_set1_epi32(x); 2] }
-        }
-
-        #[inline(always)]
-        unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
-            // SAFETY: passed on.
-            unsafe {
-                let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
-                let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
-                if QUADS == 2 {
-                    let mask = _mm256_set1_epi8(0xf);
-                    for (half, words) in words.into_iter().enumerate() {
-                        quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
-                        quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
-                    }
-                }
-                quads
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe {
-                let a = _mm256_set1_epi32(a);
-                let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
-                let mut sums = sums;
-                for (sum, [low, high]) in sums.iter_mut().zip(weights) {
-                    let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
-                    *sum = _mm256_add_epi32(*sum, both);
-                }
-                sums
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
-        }
-
-        #[inline(always)]
-        unsafe fn join([upper, above]: Self::Sums, [lower, below]: Self::Sums) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe {
-                [
-                    _mm256_add_epi32(_mm256_slli_epi32::<8>(upper), lower),
-                    _mm256_add_epi32(_mm256_slli_epi32::<8>(above), below),
-                ]
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
-            // SAFETY: sixteen values.
-            unsafe {
-                let mut values = [0.0f32; LANES];
-                for (values, sums) in values.chunks_exact_mut(8).zip(sums) {
-                    _mm256_storeu_ps(values.as_mut_ptr(), _mm256_cvtepi32_ps(sums));
-                }
-                Avx2::load(values.as_ptr())
-            }
-        }
-
-        finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
     }
 }
 
