@@ -6,6 +6,7 @@ mod dots;
 mod dots_avx2;
 #[cfg(target_arch = "x86_64")]
 mod dots_avx512vnni;
+mod header;
 
 use std::marker::PhantomData;
 
@@ -21,6 +22,7 @@ pub(super) use dots::Plain;
 pub(super) use dots_avx2::EvenAndOdd;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx512vnni::Vnni;
+pub(super) use header::Header;
 
 /// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
 #[derive(Clone, Copy)]
@@ -28,15 +30,15 @@ pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
     /// What weights are too large by, and its inverse: powers of two.
     offset: f32,
     inverse_offset: f32,
-    /// Words of a bit for each value of a group.
-    masks: usize,
+    /// [`Header::marks`] of a group.
+    marks: usize,
     dots: PhantomData<D>,
 }
 
 impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     pub fn of(format: BlockFormat) -> Self {
         let offset = f32::from(blocks::offset(format.values()));
-        Self { offset, inverse_offset: 1.0 / offset, masks: format.group().div_ceil(32), dots: PhantomData }
+        Self { offset, inverse_offset: 1.0 / offset, marks: Header::<BYTES>::marks(format.group()), dots: PhantomData }
     }
 }
 
@@ -46,11 +48,11 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// What the sums of a row start from: `-offset` times those of its values' bytes.
     #[inline(always)]
     unsafe fn starts(header: *const f32, height: usize, row: usize) -> [D::Sums; BYTES] {
-        // SAFETY: passed on; they stand behind the rows' scales.
+        // SAFETY: passed on.
         unsafe {
             let mut starts = [D::splat(0); BYTES];
             for (byte, start) in starts.iter_mut().enumerate() {
-                *start = D::splat(*header.cast::<i32>().add((1 + byte) * height + row));
+                *start = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + byte) * height + row));
             }
             starts
         }
@@ -59,20 +61,20 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// Whether any row of the tile has values in bf16.
     #[inline(always)]
     unsafe fn has_apart(group: Group) -> bool {
-        // SAFETY: passed on; it stands behind what sums start from.
-        BYTES == 2 && unsafe { *group.header.cast::<u32>().add((1 + BYTES) * group.height) } != 0
+        // SAFETY: passed on.
+        BYTES == 2 && unsafe { *group.header.cast::<u32>().add(Header::<BYTES>::HAS_APART * group.height) } != 0
     }
 
     /// Calls `each` with the step and the byte of each value of a row that is in bf16, and its upper byte and its lower one,
     /// the others of their words being zero.
     #[inline(always)]
     unsafe fn for_each_apart(self, group: Group, row: usize, mut each: impl FnMut(usize, usize, [i32; BYTES])) {
-        for mask in 0..self.masks {
-            // SAFETY: passed on; the masks come last in the header, and mark steps that are there.
+        for mark in 0..self.marks {
+            // SAFETY: passed on; marks are of steps that are there.
             unsafe {
-                let mut bits = *group.header.cast::<u32>().add((2 + BYTES + mask) * group.height + row);
+                let mut bits = *group.header.cast::<u32>().add((Header::<BYTES>::MARKS + mark) * group.height + row);
                 while bits != 0 {
-                    let place = 32 * mask + bits.trailing_zeros() as usize;
+                    let place = 32 * mark + bits.trailing_zeros() as usize;
                     let (step, byte) = (place / 4, place % 4);
                     let mut words = [0; BYTES];
                     for (i, word) in words.iter_mut().enumerate() {
@@ -148,7 +150,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 let start = Self::joined(Self::starts(header, height, r));
                 let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
                 // The row's scale first: the two scales' product may be too large where the sum is not.
-                let scale = D::S::splat(*header.add(r));
+                let scale = D::S::splat(*header.add(Header::<BYTES>::SCALE * height + r));
                 for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
                     let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
                     *x = D::S::mul(s, scale);
@@ -258,8 +260,8 @@ mod tests {
                 // In every second group.
                 let some = !(first / format.group()).is_multiple_of(2);
                 a.extend([some as u32; ROWS]);
-                for mask in 0..format.group().div_ceil(32) {
-                    let here = (4 * steps).saturating_sub(32 * mask).min(32);
+                for mark in 0..Header::<BYTES>::marks(format.group()) {
+                    let here = (4 * steps).saturating_sub(32 * mark).min(32);
                     let all = (1u64 << here) as u32;
                     a.extend((0..ROWS).map(|_| if some { next() & all.wrapping_sub(1) } else { 0 }));
                 }
