@@ -30,22 +30,7 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
         // SAFETY: passed on; vectors are inside their groups.
         unsafe {
             let zero = S::splat(0.0);
-            // The largest of each lane; NaN where one is not finite.
-            let mut all = [zero; LANES];
-            for (lanes, x) in all.iter_mut().zip(x).take(count) {
-                let (mut largest, mut finite) = (zero, zero);
-                for x in x.as_chunks::<LANES>().0 {
-                    let x = S::load(x.as_ptr());
-                    largest = S::max(S::abs(x), largest);
-                    finite = S::fma(x, zero, finite);
-                }
-                *lanes = S::add(largest, finite);
-            }
-            let (mut largest, mut finite) = (zero, zero);
-            for lanes in S::transpose(all) {
-                largest = S::max(lanes, largest);
-                finite = S::fma(lanes, zero, finite);
-            }
+            let [largest, finite] = largest_of::<S, G>(x, count);
             let [scale, inverse] = if BYTES == 1 { of_byte::<S>(largest) } else { of_two::<S>(largest) };
             S::store(quantized.scales.as_mut_ptr(), S::add(scale, finite));
             S::store(inverses.as_mut_ptr(), inverse);
@@ -114,21 +99,7 @@ pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
     // SAFETY: passed on; vectors are inside their groups.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
-        let mut all = [zero; LANES];
-        for (lanes, x) in all.iter_mut().zip(&*x).take(count) {
-            let mut finite = zero;
-            for x in x.as_chunks::<LANES>().0 {
-                let x = S::load(x.as_ptr());
-                *lanes = S::max(S::abs(x), *lanes);
-                finite = S::fma(x, zero, finite);
-            }
-            *lanes = S::add(*lanes, finite);
-        }
-        let (mut most, mut finite) = (zero, zero);
-        for lanes in S::transpose(all) {
-            most = S::max(lanes, most);
-            finite = S::fma(lanes, zero, finite);
-        }
+        let [most, finite] = largest_of::<S, G>(x, count);
         S::store(largest.as_mut_ptr(), S::add(most, finite));
         let (mut smalls, mut tinies) = ([zero; LANES], [zero; LANES]);
         for (group, x) in x.iter().enumerate().take(count) {
@@ -167,7 +138,7 @@ fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
     };
     take(x, &|x| !x.is_finite());
     let largest = loop {
-        let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let largest = largest(x);
         if !is_more(x, 0.5, &|x| x.abs() < largest * OUTLIERS) {
             break largest;
         }
@@ -179,11 +150,43 @@ fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
     }
 }
 
+/// The largest magnitude, NaNs aside.
+fn largest(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |most: f32, x| most.max(x.abs()))
+}
+
 /// Whether more than a share of the values that are not zero are so.
 fn is_more(x: &[f32], share: f32, so: &dyn Fn(f32) -> bool) -> bool {
     let some = x.iter().filter(|&&x| x != 0.0);
     let all = some.clone().count();
     some.filter(|&&x| so(x)).count() as f32 > share * all as f32
+}
+
+/// The largest magnitudes of the first `count` groups, and zeros: NaN of a group that has a value that is not finite, and
+/// then the first is that of some of its values.
+#[inline(always)]
+unsafe fn largest_of<S: Simd, const G: usize>(x: &[[f32; G]; LANES], count: usize) -> [S::F; 2] {
+    // SAFETY: passed on; vectors are inside their groups.
+    unsafe {
+        let zero = S::splat(0.0);
+        // The largest of each lane; NaN where one is not finite.
+        let mut all = [zero; LANES];
+        for (lanes, x) in all.iter_mut().zip(x).take(count) {
+            let (mut largest, mut finite) = (zero, zero);
+            for x in x.as_chunks::<LANES>().0 {
+                let x = S::load(x.as_ptr());
+                largest = S::max(S::abs(x), largest);
+                finite = S::fma(x, zero, finite);
+            }
+            *lanes = S::add(largest, finite);
+        }
+        let (mut largest, mut finite) = (zero, zero);
+        for lanes in S::transpose(all) {
+            largest = S::max(lanes, largest);
+            finite = S::fma(lanes, zero, finite);
+        }
+        [largest, finite]
+    }
 }
 
 /// The scales of groups of one byte, and their inverses, by the largest of each.
@@ -307,7 +310,7 @@ mod tests {
                 assert_eq!((quantized.values[0][i], quantized.sums[0][i]), ([0; G], 0.0), "{of}");
                 return;
             }
-            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            let largest = largest(x);
             let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
             let values = x.map(|x| (x * inverse).round_ties_even() as i8);
             assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
@@ -317,7 +320,7 @@ mod tests {
 
         /// Two bytes of each that is held beside the others, which lose no more than is said.
         fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
-            let largest = beside.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            let largest = largest(beside);
             for (share, least) in [(2, largest * OUTLIERS), (8, (largest * TINY).max(LEAST_HELD))] {
                 let some = beside.iter().filter(|x| **x != 0.0);
                 assert!(share * some.clone().filter(|x| x.abs() < least).count() <= some.count(), "{of}");
