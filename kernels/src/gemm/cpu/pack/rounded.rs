@@ -2,7 +2,8 @@
 //! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and what these
 //! do not hold [apart](take_apart).
 
-use crate::packed::{LEAST, MOST_OF_INT16};
+use crate::gemm::held::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
+use crate::packed::LEAST;
 use crate::simd::{LANES, Simd};
 
 /// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
@@ -72,15 +73,6 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
         }
     }
 }
-
-/// Of two bytes a group has outliers where most of its values that are not zero are below a 128th of the largest, and would
-/// lose bits of bf16.
-const OUTLIERS: f32 = 1.0 / 128.0;
-/// Of what is less than a 4096th of the largest, or than eight times the least power of two that is a scale, two bytes may
-/// err by an eighth and more: it is held apart where it is more than an eighth of the group's.
-const TINY: f32 = 1.0 / 4096.0;
-const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
-const MOST_TINY: f32 = 1.0 / 8.0;
 
 /// Moves values of the first `count` groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others
 /// to `apart`, and leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
@@ -194,7 +186,7 @@ unsafe fn largest_of<S: Simd, const G: usize>(x: &[[f32; G]; LANES], count: usiz
 unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
-        let (zero, least, most) = (S::splat(0.0), S::splat(LEAST), S::splat(127.0));
+        let (zero, least, most) = (S::splat(0.0), S::splat(LEAST), S::splat(MOST_OF_INT8));
         let (scale, inverse) = (S::div(largest, most), S::div(most, largest));
         [S::select_lt(largest, least, zero, scale), S::select_lt(largest, least, zero, inverse)]
     }
@@ -311,7 +303,8 @@ mod tests {
                 return;
             }
             let largest = largest(x);
-            let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
+            let (scale, inverse) =
+                if largest < LEAST { (0.0, 0.0) } else { (largest / MOST_OF_INT8, MOST_OF_INT8 / largest) };
             let values = x.map(|x| (x * inverse).round_ties_even() as i8);
             assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
             assert_eq!(quantized.values[0][i], values, "{of}");
@@ -321,9 +314,10 @@ mod tests {
         /// Two bytes of each that is held beside the others, which lose no more than is said.
         fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
             let largest = largest(beside);
-            for (share, least) in [(2, largest * OUTLIERS), (8, (largest * TINY).max(LEAST_HELD))] {
+            for (share, least) in [(0.5, largest * OUTLIERS), (MOST_TINY, (largest * TINY).max(LEAST_HELD))] {
                 let some = beside.iter().filter(|x| **x != 0.0);
-                assert!(share * some.clone().filter(|x| x.abs() < least).count() <= some.count(), "{of}");
+                let below = some.clone().filter(|x| x.abs() < least).count();
+                assert!(below as f32 <= share * some.count() as f32, "{of}");
             }
             let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
             let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);
