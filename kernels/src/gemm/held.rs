@@ -1,15 +1,29 @@
-//! How the activations of a product are held, for references: every rounding of operands that a problem or an arithmetic
-//! asks for.
+//! How the activations of a product are held: what integers hold of a group, and, for references, every rounding of
+//! operands that a problem or an arithmetic asks for.
 
 use sinew_tensor::DType;
 
 use super::{Compute, GemmStatic};
 use crate::Arithmetic;
-use crate::packed::{LEAST, MOST_OF_INT16, PanelKind};
+use crate::packed::{LEAST, PanelKind};
 
 /// Of bf16 activations in block floating point.
 pub(super) const INT16: Arithmetic =
     Arithmetic { name: "gemm.int16-groups", foreign: false, flushes_subnormals: false };
+
+/// The largest integer of one byte, and the least with the sign turned.
+pub(super) const MOST_OF_INT8: f32 = 127.0;
+/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
+pub(super) const MOST_OF_INT16: f32 = 32_639.0;
+/// Of two bytes a group has outliers where most of its values that are not zero are below this share of the largest, and
+/// would lose bits of bf16.
+pub(super) const OUTLIERS: f32 = 1.0 / 128.0;
+/// Of what is below this share of the largest, two bytes may err by an eighth and more.
+pub(super) const TINY: f32 = 1.0 / 4096.0;
+/// What is below this is tiny whatever the largest is: eight times the least power of two that is a scale.
+pub(super) const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
+/// What is tiny is held apart where it is more than this share of the group's values that are not zero.
+pub(super) const MOST_TINY: f32 = 1.0 / 8.0;
 
 /// Values of K in a group of what is multiplied as integers on both sides, of int8 problems.
 pub(super) fn group(fixed: &GemmStatic) -> Option<usize> {
@@ -34,7 +48,7 @@ pub(super) fn held(fixed: &GemmStatic, arithmetic: Arithmetic, row: &[f64]) -> V
 pub(super) fn step_error(fixed: &GemmStatic, arithmetic: Arithmetic, row: &[f64], right: &[f64]) -> f64 {
     let Some(format) = fixed.panel_kind().and_then(PanelKind::blocks) else { return 0.0 };
     let step_of: fn(&[f64]) -> f64 = match fixed.compute {
-        Compute::Int8 => |group| largest(group) / 127.0,
+        Compute::Int8 => |group| largest(group) / f64::from(MOST_OF_INT8),
         _ if arithmetic == INT16 => |group| step(&beside(group)),
         _ => return 0.0,
     };
@@ -55,7 +69,7 @@ pub(super) fn int8(values: &[f64], group: usize) -> Vec<f64> {
         let (scale, inverse) = match largest {
             _ if x.iter().any(|x| !x.is_finite()) => (f32::NAN, 0.0),
             x if x < LEAST => (0.0, 0.0),
-            _ => (largest / 127.0, 127.0 / largest),
+            _ => (largest / MOST_OF_INT8, MOST_OF_INT8 / largest),
         };
         x.iter().map(|x| f64::from(scale * (x * inverse).round_ties_even())).collect::<Vec<_>>()
     };
@@ -70,12 +84,12 @@ fn step(group: &[f64]) -> f64 {
 }
 
 /// The values of a group that integers of 16 bits hold beside each other, and zeros for those that are held as they are:
-/// what is not finite; the larger ones wherever most are below a 128th of the largest; and then what is below a 4096th of
-/// the largest, or below 2^-123, where that is more than an eighth.
+/// what is not finite; the larger ones wherever [most are below a share of the largest](OUTLIERS); and then what is
+/// [tiny](TINY), where that is [more than a few](MOST_TINY).
 fn beside(group: &[f64]) -> Vec<f64> {
     let mut left: Vec<f64> = group.iter().map(|&x| if x.is_finite() { x } else { 0.0 }).collect();
     loop {
-        let least = largest(&left) / 128.0;
+        let least = largest(&left) * f64::from(OUTLIERS);
         let (small, large): (Vec<f64>, Vec<f64>) =
             left.iter().copied().filter(|&x| x != 0.0).partition(|x| x.abs() < least);
         if small.len() <= large.len() {
@@ -83,10 +97,10 @@ fn beside(group: &[f64]) -> Vec<f64> {
         }
         left.iter_mut().filter(|x| x.abs() >= least).for_each(|x| *x = 0.0);
     }
-    let least = (largest(&left) / 4096.0).max(2.0f64.powi(-123));
+    let least = (largest(&left) * f64::from(TINY)).max(f64::from(LEAST_HELD));
     let all = left.iter().filter(|&&x| x != 0.0).count();
     let tiny = left.iter().filter(|&&x| x != 0.0 && x.abs() < least).count();
-    if 8 * tiny > all {
+    if tiny as f64 > f64::from(MOST_TINY) * all as f64 {
         left.iter_mut().filter(|x| x.abs() < least).for_each(|x| *x = 0.0);
     }
     left

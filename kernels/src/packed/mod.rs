@@ -39,7 +39,7 @@ pub(crate) use pack::pack_panel;
 pub(crate) use panel::Outputs;
 pub use panel::PANEL;
 pub(crate) use panel_kind::PanelKind;
-pub(crate) use quantize::{LEAST, MOST_OF_INT16};
+pub(crate) use quantize::LEAST;
 pub use rows::{Codes, RowCodes, WeightRows, Weights};
 pub use shape::PackedShape;
 

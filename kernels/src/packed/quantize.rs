@@ -13,8 +13,6 @@ use crate::simd::{Simd, SmallFloat, Stored};
 
 /// Groups whose values are all below this are zeros: their scale's inverse would not be an f32.
 pub(crate) const LEAST: f32 = 1e-30;
-/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
-pub(crate) const MOST_OF_INT16: f32 = 32_639.0;
 
 /// The least and the largest of the values that share a scale, of sixteen outputs.
 #[derive(Clone, Copy)]

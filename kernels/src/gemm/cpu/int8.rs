@@ -99,7 +99,7 @@ groups_by!(groups_portable, Plain);
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
     use super::*;
-    use crate::gemm::cpu::quads::x86::{EvenAndOdd, Vnni};
+    use crate::gemm::cpu::quads::{EvenAndOdd, Vnni};
 
     /// Four products in an instruction.
     pub(crate) struct VnniWay;

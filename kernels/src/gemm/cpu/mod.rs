@@ -10,8 +10,6 @@
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod blocks_avx512bf16;
-#[cfg(target_arch = "x86_64")]
-mod blocks_avx512vnni;
 mod codes;
 #[cfg(target_arch = "x86_64")]
 mod codes_bf16;
@@ -21,6 +19,8 @@ mod floats;
 #[cfg(target_arch = "x86_64")]
 mod floats_avx512bf16;
 mod groups;
+#[cfg(target_arch = "x86_64")]
+mod int16_avx512vnni;
 mod int8;
 mod normed_rows;
 pub(crate) mod order;
@@ -45,7 +45,7 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         #[cfg(target_arch = "x86_64")]
         O::row::<blocks_avx512bf16::DotWay>(),
         #[cfg(target_arch = "x86_64")]
-        O::row::<blocks_avx512vnni::Int16Way>(),
+        O::row::<int16_avx512vnni::Int16Way>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<int8::x86::VnniWay>(),
         #[cfg(target_arch = "x86_64")]

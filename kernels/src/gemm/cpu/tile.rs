@@ -2,6 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
+use super::quads::Header;
 use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 
@@ -80,15 +81,13 @@ impl Left {
         }
     }
 
-    /// Words of 32 bits of each row before the steps of a group: of quads an f32 scale and an i32 that their sums start
-    /// from, one for each word of a step; of int16 then whether any row of the tile has values in bf16, and a bit for
-    /// each value that is, in the order of the steps; of others the f32 sum of the group's values where there are zero
-    /// points.
+    /// Words of 32 bits of each row before the steps of a group: of quads their [`Header`], of others the f32 sum of the
+    /// group's values where there are zero points.
     pub const fn header(self, panels: PanelKind) -> usize {
         match (self, panels.blocks()) {
             (_, None) => 0,
-            (Self::Quads, Some(_)) => 2,
-            (Self::Int16Quads, Some(format)) => 4 + format.group().div_ceil(32),
+            (Self::Quads, Some(format)) => Header::<1>::words(format.group()),
+            (Self::Int16Quads, Some(format)) => Header::<2>::words(format.group()),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }

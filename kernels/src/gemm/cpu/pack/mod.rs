@@ -192,7 +192,7 @@ mod tests {
         let all = [
             &cpu::int8::PORTABLE,
             #[cfg(target_arch = "x86_64")]
-            &cpu::blocks_avx512vnni::TILES,
+            &cpu::int16_avx512vnni::TILES,
         ];
         for tiles in all.into_iter().filter(|tiles| tiles.level <= SimdLevel::detected()) {
             for group in GROUP_SIZES {

@@ -1,9 +1,10 @@
-//! Tiles in groups of int8 or int16: each row's scale, what its sums start from, and quads.
+//! Tiles in groups of int8 or int16: a [`Header`] of each, and quads.
 
 use std::ops::Range;
 
 use half::bf16;
 
+use super::super::quads::Header;
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
 use super::rounded::{Quantized, take_apart};
@@ -64,7 +65,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
         for group in start..end {
             for row in 0..height {
                 // SAFETY: there is room for headers.
-                unsafe { to.add(group * stride + (1 + BYTES) * height + row).write(0) };
+                unsafe { to.add(group * stride + Header::<BYTES>::HAS_APART * height + row).write(0) };
             }
         }
     }
@@ -85,24 +86,24 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
                 for i in 0..count {
                     let to = to.add((first + i) * stride);
                     if BYTES == 2 {
-                        let masks = to.add((2 + BYTES) * height + r);
+                        let to_marks = to.add(Header::<BYTES>::MARKS * height + r);
                         if have_apart[i] {
                             quantized.set_apart(i, &apart[i]);
                             let marks = blocks::in_quads(values, &apart[i].map(|x| i8::from(x != 0.0)));
-                            write_marks(&marks, group, height, masks);
-                            (0..height).for_each(|row| to.add((1 + BYTES) * height + row).write(1));
+                            write_marks(&marks, group, height, to_marks);
+                            (0..height).for_each(|row| to.add(Header::<BYTES>::HAS_APART * height + row).write(1));
                         } else {
-                            (0..group.div_ceil(32)).for_each(|mask| masks.add(mask * height).write(0));
+                            (0..Header::<BYTES>::marks(group)).for_each(|mark| to_marks.add(mark * height).write(0));
                         }
                     }
-                    // What every weight is too large by, times the values, is taken off before.
-                    to.cast::<f32>().add(r).write(quantized.scales[i]);
+                    to.cast::<f32>().add(Header::<BYTES>::SCALE * height + r).write(quantized.scales[i]);
                     let n = (reading.k - (first + i) * group).min(group);
                     let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
                     let behind = to.add(left.header(panels) * height + r);
                     for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
+                        // What every weight is too large by, times the values, is taken off before.
                         let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
-                        to.add((1 + byte) * height + r).write(start);
+                        to.add((Header::<BYTES>::STARTS + byte) * height + r).write(start);
                         let quads = blocks::in_quads(values, &bytes[i]);
                         for (step, &quad) in quads.iter().enumerate().take(steps) {
                             behind.add((step * BYTES + byte) * height).write(quad);
@@ -114,7 +115,7 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     }
 }
 
-/// Writes a bit for each byte of the steps of a group, in words of 32 bits.
+/// Writes the [marks](Header::MARKS) of a group: a bit for each byte of its steps that is not 0.
 ///
 /// # Safety
 /// There is room for them, in a tile of `height` rows.

@@ -2,7 +2,8 @@
 //! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and what these
 //! do not hold [apart](take_apart).
 
-use crate::packed::{LEAST, MOST_OF_INT16};
+use crate::gemm::held::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
+use crate::packed::LEAST;
 use crate::simd::{LANES, Simd};
 
 /// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
@@ -30,22 +31,7 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
         // SAFETY: passed on; vectors are inside their groups.
         unsafe {
             let zero = S::splat(0.0);
-            // The largest of each lane; NaN where one is not finite.
-            let mut all = [zero; LANES];
-            for (lanes, x) in all.iter_mut().zip(x).take(count) {
-                let (mut largest, mut finite) = (zero, zero);
-                for x in x.as_chunks::<LANES>().0 {
-                    let x = S::load(x.as_ptr());
-                    largest = S::max(S::abs(x), largest);
-                    finite = S::fma(x, zero, finite);
-                }
-                *lanes = S::add(largest, finite);
-            }
-            let (mut largest, mut finite) = (zero, zero);
-            for lanes in S::transpose(all) {
-                largest = S::max(lanes, largest);
-                finite = S::fma(lanes, zero, finite);
-            }
+            let [largest, finite] = largest_of::<S, G>(x, count);
             let [scale, inverse] = if BYTES == 1 { of_byte::<S>(largest) } else { of_two::<S>(largest) };
             S::store(quantized.scales.as_mut_ptr(), S::add(scale, finite));
             S::store(inverses.as_mut_ptr(), inverse);
@@ -88,15 +74,6 @@ impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
     }
 }
 
-/// Of two bytes a group has outliers where most of its values that are not zero are below a 128th of the largest, and would
-/// lose bits of bf16.
-const OUTLIERS: f32 = 1.0 / 128.0;
-/// Of what is less than a 4096th of the largest, or than eight times the least power of two that is a scale, two bytes may
-/// err by an eighth and more: it is held apart where it is more than an eighth of the group's.
-const TINY: f32 = 1.0 / 4096.0;
-const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
-const MOST_TINY: f32 = 1.0 / 8.0;
-
 /// Moves values of the first `count` groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others
 /// to `apart`, and leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
 ///
@@ -114,21 +91,7 @@ pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
     // SAFETY: passed on; vectors are inside their groups.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
-        let mut all = [zero; LANES];
-        for (lanes, x) in all.iter_mut().zip(&*x).take(count) {
-            let mut finite = zero;
-            for x in x.as_chunks::<LANES>().0 {
-                let x = S::load(x.as_ptr());
-                *lanes = S::max(S::abs(x), *lanes);
-                finite = S::fma(x, zero, finite);
-            }
-            *lanes = S::add(*lanes, finite);
-        }
-        let (mut most, mut finite) = (zero, zero);
-        for lanes in S::transpose(all) {
-            most = S::max(lanes, most);
-            finite = S::fma(lanes, zero, finite);
-        }
+        let [most, finite] = largest_of::<S, G>(x, count);
         S::store(largest.as_mut_ptr(), S::add(most, finite));
         let (mut smalls, mut tinies) = ([zero; LANES], [zero; LANES]);
         for (group, x) in x.iter().enumerate().take(count) {
@@ -167,7 +130,7 @@ fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
     };
     take(x, &|x| !x.is_finite());
     let largest = loop {
-        let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let largest = largest(x);
         if !is_more(x, 0.5, &|x| x.abs() < largest * OUTLIERS) {
             break largest;
         }
@@ -179,6 +142,11 @@ fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
     }
 }
 
+/// The largest magnitude, NaNs aside.
+fn largest(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |most: f32, x| most.max(x.abs()))
+}
+
 /// Whether more than a share of the values that are not zero are so.
 fn is_more(x: &[f32], share: f32, so: &dyn Fn(f32) -> bool) -> bool {
     let some = x.iter().filter(|&&x| x != 0.0);
@@ -186,12 +154,39 @@ fn is_more(x: &[f32], share: f32, so: &dyn Fn(f32) -> bool) -> bool {
     some.filter(|&&x| so(x)).count() as f32 > share * all as f32
 }
 
+/// The largest magnitudes of the first `count` groups, and zeros: NaN of a group that has a value that is not finite, and
+/// then the first is that of some of its values.
+#[inline(always)]
+unsafe fn largest_of<S: Simd, const G: usize>(x: &[[f32; G]; LANES], count: usize) -> [S::F; 2] {
+    // SAFETY: passed on; vectors are inside their groups.
+    unsafe {
+        let zero = S::splat(0.0);
+        // The largest of each lane; NaN where one is not finite.
+        let mut all = [zero; LANES];
+        for (lanes, x) in all.iter_mut().zip(x).take(count) {
+            let (mut largest, mut finite) = (zero, zero);
+            for x in x.as_chunks::<LANES>().0 {
+                let x = S::load(x.as_ptr());
+                largest = S::max(S::abs(x), largest);
+                finite = S::fma(x, zero, finite);
+            }
+            *lanes = S::add(largest, finite);
+        }
+        let (mut largest, mut finite) = (zero, zero);
+        for lanes in S::transpose(all) {
+            largest = S::max(lanes, largest);
+            finite = S::fma(lanes, zero, finite);
+        }
+        [largest, finite]
+    }
+}
+
 /// The scales of groups of one byte, and their inverses, by the largest of each.
 #[inline(always)]
 unsafe fn of_byte<S: Simd>(largest: S::F) -> [S::F; 2] {
     // SAFETY: passed on.
     unsafe {
-        let (zero, least, most) = (S::splat(0.0), S::splat(LEAST), S::splat(127.0));
+        let (zero, least, most) = (S::splat(0.0), S::splat(LEAST), S::splat(MOST_OF_INT8));
         let (scale, inverse) = (S::div(largest, most), S::div(most, largest));
         [S::select_lt(largest, least, zero, scale), S::select_lt(largest, least, zero, inverse)]
     }
@@ -307,8 +302,9 @@ mod tests {
                 assert_eq!((quantized.values[0][i], quantized.sums[0][i]), ([0; G], 0.0), "{of}");
                 return;
             }
-            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-            let (scale, inverse) = if largest < LEAST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
+            let largest = largest(x);
+            let (scale, inverse) =
+                if largest < LEAST { (0.0, 0.0) } else { (largest / MOST_OF_INT8, MOST_OF_INT8 / largest) };
             let values = x.map(|x| (x * inverse).round_ties_even() as i8);
             assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
             assert_eq!(quantized.values[0][i], values, "{of}");
@@ -317,10 +313,11 @@ mod tests {
 
         /// Two bytes of each that is held beside the others, which lose no more than is said.
         fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
-            let largest = beside.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-            for (share, least) in [(2, largest * OUTLIERS), (8, (largest * TINY).max(LEAST_HELD))] {
+            let largest = largest(beside);
+            for (share, least) in [(0.5, largest * OUTLIERS), (MOST_TINY, (largest * TINY).max(LEAST_HELD))] {
                 let some = beside.iter().filter(|x| **x != 0.0);
-                assert!(share * some.clone().filter(|x| x.abs() < least).count() <= some.count(), "{of}");
+                let below = some.clone().filter(|x| x.abs() < least).count();
+                assert!(below as f32 <= share * some.count() as f32, "{of}");
             }
             let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
             let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);

@@ -1,6 +1,13 @@
 //! Products of quads: four weights of a word with four activations, of bytes or of the two bytes of int16, summed as
 //! integers.
 
+mod dots;
+#[cfg(target_arch = "x86_64")]
+mod dots_avx2;
+#[cfg(target_arch = "x86_64")]
+mod dots_avx512vnni;
+mod header;
+
 use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
@@ -8,110 +15,14 @@ use sinew_tensor::BlockFormat;
 use super::groups::{Group, LINE, Products, unrolled};
 use super::tile::Left;
 use crate::packed::blocks;
-use crate::simd::{LANES, Portable, Simd};
-
-/// Integer sums of sixteen outputs.
-pub(super) trait Dots: Copy {
-    type S: Simd;
-    type Sums: Copy;
-    /// Four weights of each output.
-    type Weights: Copy;
-    /// All sums `x`.
-    unsafe fn splat(x: i32) -> Self::Sums;
-    /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
-    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
-    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
-    /// `a - b`.
-    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
-    /// `256 · upper + lower`.
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
-    /// As f32.
-    unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
-    /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
-    unsafe fn finish_apart<const N: usize, const BYTES: usize, const ZEROS: bool, const R: usize, const H: usize>(
-        quads: Quads<Self, N, BYTES>,
-        group: Group,
-        zeros: &[<Self::S as Simd>::F; H],
-        sums: &mut [[[Self::Sums; BYTES]; H]; R],
-        to: &mut [[<Self::S as Simd>::F; H]; R],
-    );
-}
-
-/// `finish_apart` of [`Dots`], at a level.
-macro_rules! finish_apart {
-    ($(#[$level:meta])?) => {
-        #[cold]
-        #[inline(never)]
-        $(#[$level])?
-        unsafe fn finish_apart<
-            const N: usize,
-            const BYTES: usize,
-            const ZEROS: bool,
-            const R: usize,
-            const H: usize,
-        >(
-            quads: Quads<Self, N, BYTES>,
-            group: Group,
-            zeros: &[<Self::S as Simd>::F; H],
-            sums: &mut [[[Self::Sums; BYTES]; H]; R],
-            to: &mut [[<Self::S as Simd>::F; H]; R],
-        ) {
-            // SAFETY: passed on.
-            unsafe { quads.finish_apart::<ZEROS, R, H>(group, zeros, sums, to) }
-        }
-    };
-}
-
-/// Plain Rust.
-#[derive(Clone, Copy)]
-pub(super) struct Plain;
-
-impl Dots for Plain {
-    type S = Portable;
-    type Sums = [i32; LANES];
-    type Weights = [u8; 4 * LANES];
-
-    #[inline(always)]
-    unsafe fn splat(x: i32) -> Self::Sums {
-        [x; LANES]
-    }
-
-    #[inline(always)]
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
-        // SAFETY: passed on.
-        let bytes = unsafe { p.cast::<Self::Weights>().read() };
-        if QUADS == 1 { [bytes; QUADS] } else { std::array::from_fn(|i| bytes.map(|byte| byte >> (4 * i) & 0xf)) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
-        let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
-        for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
-            *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();
-        }
-        sums
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
-        std::array::from_fn(|i| a[i] - b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
-        std::array::from_fn(|i| 256 * upper[i] + lower[i])
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sums: Self::Sums) -> <Portable as Simd>::F {
-        let sums = sums.map(|sum| sum as f32);
-        // SAFETY: sixteen values.
-        unsafe { Portable::load(sums.as_ptr()) }
-    }
-
-    finish_apart!();
-}
+use crate::simd::Simd;
+use dots::Dots;
+pub(super) use dots::Plain;
+#[cfg(target_arch = "x86_64")]
+pub(super) use dots_avx2::EvenAndOdd;
+#[cfg(target_arch = "x86_64")]
+pub(super) use dots_avx512vnni::Vnni;
+pub(super) use header::Header;
 
 /// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
 #[derive(Clone, Copy)]
@@ -119,15 +30,15 @@ pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
     /// What weights are too large by, and its inverse: powers of two.
     offset: f32,
     inverse_offset: f32,
-    /// Words of a bit for each value of a group.
-    masks: usize,
+    /// [`Header::marks`] of a group.
+    marks: usize,
     dots: PhantomData<D>,
 }
 
 impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     pub fn of(format: BlockFormat) -> Self {
         let offset = f32::from(blocks::offset(format.values()));
-        Self { offset, inverse_offset: 1.0 / offset, masks: format.group().div_ceil(32), dots: PhantomData }
+        Self { offset, inverse_offset: 1.0 / offset, marks: Header::<BYTES>::marks(format.group()), dots: PhantomData }
     }
 }
 
@@ -137,11 +48,11 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// What the sums of a row start from: `-offset` times those of its values' bytes.
     #[inline(always)]
     unsafe fn starts(header: *const f32, height: usize, row: usize) -> [D::Sums; BYTES] {
-        // SAFETY: passed on; they stand behind the rows' scales.
+        // SAFETY: passed on.
         unsafe {
             let mut starts = [D::splat(0); BYTES];
             for (byte, start) in starts.iter_mut().enumerate() {
-                *start = D::splat(*header.cast::<i32>().add((1 + byte) * height + row));
+                *start = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + byte) * height + row));
             }
             starts
         }
@@ -150,20 +61,20 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// Whether any row of the tile has values in bf16.
     #[inline(always)]
     unsafe fn has_apart(group: Group) -> bool {
-        // SAFETY: passed on; it stands behind what sums start from.
-        BYTES == 2 && unsafe { *group.header.cast::<u32>().add((1 + BYTES) * group.height) } != 0
+        // SAFETY: passed on.
+        BYTES == 2 && unsafe { *group.header.cast::<u32>().add(Header::<BYTES>::HAS_APART * group.height) } != 0
     }
 
     /// Calls `each` with the step and the byte of each value of a row that is in bf16, and its upper byte and its lower one,
     /// the others of their words being zero.
     #[inline(always)]
     unsafe fn for_each_apart(self, group: Group, row: usize, mut each: impl FnMut(usize, usize, [i32; BYTES])) {
-        for mask in 0..self.masks {
-            // SAFETY: passed on; the masks come last in the header, and mark steps that are there.
+        for mark in 0..self.marks {
+            // SAFETY: passed on; marks are of steps that are there.
             unsafe {
-                let mut bits = *group.header.cast::<u32>().add((2 + BYTES + mask) * group.height + row);
+                let mut bits = *group.header.cast::<u32>().add((Header::<BYTES>::MARKS + mark) * group.height + row);
                 while bits != 0 {
-                    let place = 32 * mask + bits.trailing_zeros() as usize;
+                    let place = 32 * mark + bits.trailing_zeros() as usize;
                     let (step, byte) = (place / 4, place % 4);
                     let mut words = [0; BYTES];
                     for (i, word) in words.iter_mut().enumerate() {
@@ -239,7 +150,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 let start = Self::joined(Self::starts(header, height, r));
                 let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
                 // The row's scale first: the two scales' product may be too large where the sum is not.
-                let scale = D::S::splat(*header.add(r));
+                let scale = D::S::splat(*header.add(Header::<BYTES>::SCALE * height + r));
                 for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
                     let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
                     *x = D::S::mul(s, scale);
@@ -323,157 +234,6 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::*;
-    use crate::simd::{Avx2, Avx512};
-
-    /// `vpdpbusd`.
-    #[derive(Clone, Copy)]
-    pub struct Vnni;
-
-    impl Dots for Vnni {
-        type S = Avx512;
-        type Sums = __m512i;
-        type Weights = __m512i;
-
-        #[inline(always)]
-        unsafe fn splat(x: i32) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_set1_epi32(x) }
-        }
-
-        #[inline(always)]
-        unsafe fn load<const QUADS: usize>(p: *const u8) -> [__m512i; QUADS] {
-            // SAFETY: passed on.
-            unsafe {
-                let bytes = _mm512_loadu_si512(p.cast());
-                let mut quads = [bytes; QUADS];
-                if QUADS == 2 {
-                    let mask = _mm512_set1_epi8(0xf);
-                    quads[0] = _mm512_and_si512(bytes, mask);
-                    quads[1] = _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), mask);
-                }
-                quads
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
-        }
-
-        #[inline(always)]
-        unsafe fn sub(a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_sub_epi32(a, b) }
-        }
-
-        #[inline(always)]
-        unsafe fn join(upper: __m512i, lower: __m512i) -> __m512i {
-            // SAFETY: passed on.
-            unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
-        }
-
-        #[inline(always)]
-        unsafe fn widen(sums: __m512i) -> __m512 {
-            // SAFETY: passed on.
-            unsafe { _mm512_cvtepi32_ps(sums) }
-        }
-
-        finish_apart!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]);
-    }
-
-    /// Even bytes, and odd ones.
-    #[inline(always)]
-    unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
-        // SAFETY: the caller has AVX2.
-        unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
-    }
-
-    /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
-    #[derive(Clone, Copy)]
-    pub struct EvenAndOdd;
-
-    impl Dots for EvenAndOdd {
-        type S = Avx2;
-        type Sums = [__m256i; 2];
-        type Weights = [[__m256i; 2]; 2];
-
-        #[inline(always)]
-        unsafe fn splat(x: i32) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe { [_mm256_set1_epi32(x); 2] }
-        }
-
-        #[inline(always)]
-        unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
-            // SAFETY: passed on.
-            unsafe {
-                let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
-                let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
-                if QUADS == 2 {
-                    let mask = _mm256_set1_epi8(0xf);
-                    for (half, words) in words.into_iter().enumerate() {
-                        quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
-                        quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
-                    }
-                }
-                quads
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe {
-                let a = _mm256_set1_epi32(a);
-                let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
-                let mut sums = sums;
-                for (sum, [low, high]) in sums.iter_mut().zip(weights) {
-                    let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
-                    *sum = _mm256_add_epi32(*sum, both);
-                }
-                sums
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
-        }
-
-        #[inline(always)]
-        unsafe fn join([upper, above]: Self::Sums, [lower, below]: Self::Sums) -> Self::Sums {
-            // SAFETY: passed on.
-            unsafe {
-                [
-                    _mm256_add_epi32(_mm256_slli_epi32::<8>(upper), lower),
-                    _mm256_add_epi32(_mm256_slli_epi32::<8>(above), below),
-                ]
-            }
-        }
-
-        #[inline(always)]
-        unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
-            // SAFETY: sixteen values.
-            unsafe {
-                let mut values = [0.0f32; LANES];
-                for (values, sums) in values.chunks_exact_mut(8).zip(sums) {
-                    _mm256_storeu_ps(values.as_mut_ptr(), _mm256_cvtepi32_ps(sums));
-                }
-                Avx2::load(values.as_ptr())
-            }
-        }
-
-        finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sinew_tensor::{BlockValues, DType};
@@ -500,8 +260,8 @@ mod tests {
                 // In every second group.
                 let some = !(first / format.group()).is_multiple_of(2);
                 a.extend([some as u32; ROWS]);
-                for mask in 0..format.group().div_ceil(32) {
-                    let here = (4 * steps).saturating_sub(32 * mask).min(32);
+                for mark in 0..Header::<BYTES>::marks(format.group()) {
+                    let here = (4 * steps).saturating_sub(32 * mark).min(32);
                     let all = (1u64 << here) as u32;
                     a.extend((0..ROWS).map(|_| if some { next() & all.wrapping_sub(1) } else { 0 }));
                 }

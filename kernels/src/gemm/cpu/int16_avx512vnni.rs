@@ -9,7 +9,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::groups::multiply;
 use super::int8;
-use super::quads::{Quads, x86::Vnni};
+use super::quads::{Quads, Vnni};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;

@@ -1,0 +1,110 @@
+//! Products of four bytes with four, by the instructions of a level.
+
+use super::super::groups::Group;
+use super::Quads;
+use crate::simd::{LANES, Portable, Simd};
+
+/// Integer sums of sixteen outputs.
+pub trait Dots: Copy {
+    type S: Simd;
+    type Sums: Copy;
+    /// Four weights of each output.
+    type Weights: Copy;
+    /// All sums `x`.
+    unsafe fn splat(x: i32) -> Self::Sums;
+    /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
+    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
+    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
+    /// `a - b`.
+    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
+    /// `256 · upper + lower`.
+    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
+    /// As f32.
+    unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
+    /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
+    unsafe fn finish_apart<const N: usize, const BYTES: usize, const ZEROS: bool, const R: usize, const H: usize>(
+        quads: Quads<Self, N, BYTES>,
+        group: Group,
+        zeros: &[<Self::S as Simd>::F; H],
+        sums: &mut [[[Self::Sums; BYTES]; H]; R],
+        to: &mut [[<Self::S as Simd>::F; H]; R],
+    );
+}
+
+/// `finish_apart` of [`Dots`], at a level.
+macro_rules! finish_apart {
+    ($(#[$level:meta])?) => {
+        #[cold]
+        #[inline(never)]
+        $(#[$level])?
+        unsafe fn finish_apart<
+            const N: usize,
+            const BYTES: usize,
+            const ZEROS: bool,
+            const R: usize,
+            const H: usize,
+        >(
+            quads: Quads<Self, N, BYTES>,
+            group: Group,
+            zeros: &[<Self::S as Simd>::F; H],
+            sums: &mut [[[Self::Sums; BYTES]; H]; R],
+            to: &mut [[<Self::S as Simd>::F; H]; R],
+        ) {
+            // SAFETY: passed on.
+            unsafe { quads.finish_apart::<ZEROS, R, H>(group, zeros, sums, to) }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use finish_apart;
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub struct Plain;
+
+impl Dots for Plain {
+    type S = Portable;
+    type Sums = [i32; LANES];
+    type Weights = [u8; 4 * LANES];
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self::Sums {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+        // SAFETY: passed on.
+        let bytes = unsafe { p.cast::<Self::Weights>().read() };
+        if QUADS == 1 { [bytes; QUADS] } else { std::array::from_fn(|i| bytes.map(|byte| byte >> (4 * i) & 0xf)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+        let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
+        for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
+            *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|i| 256 * upper[i] + lower[i])
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sums: Self::Sums) -> <Portable as Simd>::F {
+        let sums = sums.map(|sum| sum as f32);
+        // SAFETY: sixteen values.
+        unsafe { Portable::load(sums.as_ptr()) }
+    }
+
+    finish_apart!();
+}

@@ -1,0 +1,94 @@
+//! Dot products of AVX2.
+
+use std::arch::x86_64::*;
+
+use super::super::groups::Group;
+use super::Quads;
+use super::dots::{Dots, finish_apart};
+use crate::simd::{Avx2, LANES, Simd};
+
+/// Even bytes, and odd ones.
+#[inline(always)]
+unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
+    // SAFETY: the caller has AVX2.
+    unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
+}
+
+/// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
+#[derive(Clone, Copy)]
+pub struct EvenAndOdd;
+
+impl Dots for EvenAndOdd {
+    type S = Avx2;
+    type Sums = [__m256i; 2];
+    type Weights = [[__m256i; 2]; 2];
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+        // SAFETY: passed on.
+        unsafe {
+            let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
+            let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
+            if QUADS == 2 {
+                let mask = _mm256_set1_epi8(0xf);
+                for (half, words) in words.into_iter().enumerate() {
+                    quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
+                    quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
+                }
+            }
+            quads
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            let a = _mm256_set1_epi32(a);
+            let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
+            let mut sums = sums;
+            for (sum, [low, high]) in sums.iter_mut().zip(weights) {
+                let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
+                *sum = _mm256_add_epi32(*sum, both);
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn join([upper, above]: Self::Sums, [lower, below]: Self::Sums) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            [
+                _mm256_add_epi32(_mm256_slli_epi32::<8>(upper), lower),
+                _mm256_add_epi32(_mm256_slli_epi32::<8>(above), below),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
+        // SAFETY: sixteen values.
+        unsafe {
+            let mut values = [0.0f32; LANES];
+            for (values, sums) in values.chunks_exact_mut(8).zip(sums) {
+                _mm256_storeu_ps(values.as_mut_ptr(), _mm256_cvtepi32_ps(sums));
+            }
+            Avx2::load(values.as_ptr())
+        }
+    }
+
+    finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
+}

@@ -1,0 +1,65 @@
+//! Dot products of AVX512-VNNI.
+
+use std::arch::x86_64::*;
+
+use super::super::groups::Group;
+use super::Quads;
+use super::dots::{Dots, finish_apart};
+use crate::simd::{Avx512, Simd};
+
+/// `vpdpbusd`.
+#[derive(Clone, Copy)]
+pub struct Vnni;
+
+impl Dots for Vnni {
+    type S = Avx512;
+    type Sums = __m512i;
+    type Weights = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> __m512i {
+        // SAFETY: passed on.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [__m512i; QUADS] {
+        // SAFETY: passed on.
+        unsafe {
+            let bytes = _mm512_loadu_si512(p.cast());
+            let mut quads = [bytes; QUADS];
+            if QUADS == 2 {
+                let mask = _mm512_set1_epi8(0xf);
+                quads[0] = _mm512_and_si512(bytes, mask);
+                quads[1] = _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), mask);
+            }
+            quads
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
+        // SAFETY: passed on.
+        unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: passed on.
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn join(upper: __m512i, lower: __m512i) -> __m512i {
+        // SAFETY: passed on.
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sums: __m512i) -> __m512 {
+        // SAFETY: passed on.
+        unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+
+    finish_apart!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]);
+}
