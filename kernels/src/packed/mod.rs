@@ -260,6 +260,24 @@ impl Format {
 
     /// Packs a weight, rounding, quantizing or widening in registers.
     ///
+    /// ```
+    /// use sinew_kernels::packed::{Format, WeightRows, Weights};
+    /// use sinew_memory::{SimdLevel, Team};
+    /// use sinew_tensor::DType;
+    ///
+    /// // Two outputs of three inputs, as a file has them, rounded to bf16 in panels.
+    /// let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    /// let rows = [WeightRows::from_bytes(&bytes, DType::F32, 2, 3)?];
+    /// let format = Format::in_panels(DType::BF16).expect("bf16 is kept in panels");
+    /// let mut packed = vec![0; format.packed_bytes(2, 3, false)];
+    /// format.pack(&Team::new(1)?, SimdLevel::detected(), &Weights::new(&rows, false), &mut packed)?;
+    ///
+    /// let mut row = [0.0; 3];
+    /// format.unpack_row(&packed, 2, 3, false, 1, &mut row)?;
+    /// assert_eq!(row, [4.0, 5.0, 6.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Pieces with rows of other lengths, pieces of floats with pieces of codes, a gated weight of an odd number of rows,
     /// or another number of packed bytes.

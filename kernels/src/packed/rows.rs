@@ -109,6 +109,17 @@ impl<'a> WeightRows<'a> {
     /// `[rows, K]` that are columns of a tensor `[K, columns]` in row-major order, at any alignment; `bytes` begin at
     /// the first of them.
     ///
+    /// ```
+    /// use sinew_kernels::packed::WeightRows;
+    /// use sinew_tensor::DType;
+    ///
+    /// // The last two of three columns, each of two values.
+    /// let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    /// let columns = WeightRows::from_columns(&bytes[4..], DType::F32, 2, 2, 3)?;
+    /// assert_eq!((columns.rows(), columns.k()), (2, 2));
+    /// # Ok::<(), sinew_kernels::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// A type that is not f32, f16 or bf16, or too few bytes.
     pub fn from_columns(
@@ -154,6 +165,19 @@ impl<'a> WeightRows<'a> {
     }
 
     /// `[rows, K]` that are quantized: they are packed as they are, into the format of the same [`Encoding`].
+    ///
+    /// ```
+    /// use sinew_kernels::packed::{Codes, WeightRows};
+    /// use sinew_tensor::{BlockFormat, BlockValues, DType};
+    ///
+    /// // A row of 64 integers from -8 to 7, with a scale for each 32 of them.
+    /// let format = BlockFormat::new(BlockValues::Int4, 32, DType::F32, false)?;
+    /// let codes: Vec<u8> = (0..64).map(|i| (i % 16 - 8i8).to_le_bytes()[0]).collect();
+    /// let scales: Vec<u8> = [0.5f32, 0.25].iter().flat_map(|x| x.to_le_bytes()).collect();
+    /// let rows = WeightRows::from_codes(Codes { format, codes: &codes, scales: &scales, zeros: &[] }, 1, 64)?;
+    /// assert_eq!((rows.rows(), rows.k()), (1, 64));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// Other numbers of codes, scales or zero points.
