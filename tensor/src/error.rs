@@ -43,7 +43,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: SafeTensorError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 

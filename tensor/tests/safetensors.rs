@@ -6,7 +6,7 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
-use sinew_tensor::safetensors::{Header, MAX_HEADER_BYTES, load, save, save_with_metadata};
+use sinew_tensor::safetensors::{FileLayout, MAX_HEADER_BYTES, load, save, save_with_metadata};
 use sinew_tensor::{DType, Error, Tensor};
 
 fn location(tensor: &Tensor) -> Location {
@@ -88,7 +88,7 @@ fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says()
         entry("e", Dtype::F32, &[0, 2]),
         entry("z", Dtype::C64, &[1]),
     ];
-    let header = Header::new(entries, None).unwrap();
+    let header = FileLayout::new(entries, None).unwrap();
     assert!(header.bytes().len().is_multiple_of(8));
     let mut file = header.bytes().to_vec();
     for (index, (_, place)) in header.tensors().iter().enumerate() {
@@ -106,7 +106,7 @@ fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says()
     let twice = [entry("a", Dtype::U8, &[1]), entry("a", Dtype::F32, &[1])];
     let huge = [entry("a", Dtype::U8, &[usize::MAX / 8]), entry("b", Dtype::U8, &[usize::MAX / 8 * 7])];
     for refused in [&part[..], &twice, &huge, &[entry("a", Dtype::F64, &[usize::MAX, 2])]] {
-        assert!(Header::new(refused.to_vec(), None).is_err(), "{refused:?}");
+        assert!(FileLayout::new(refused.to_vec(), None).is_err(), "{refused:?}");
     }
 }
 
@@ -114,10 +114,10 @@ fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says()
 fn a_header_that_is_longer_than_what_models_are_read_of_is_refused_by_its_count_and_bytes() {
     let most = MAX_HEADER_BYTES as usize;
     let entries = |len: usize| [("a", 1), ("b", len)].map(|(name, len)| (name.repeat(len), Dtype::U8, vec![1]));
-    let empty = Header::new(entries(1), None).unwrap().bytes().len() - size_of::<u64>();
-    let longest = Header::new(entries(1 + most - empty), None).unwrap();
+    let empty = FileLayout::new(entries(1), None).unwrap().bytes().len() - size_of::<u64>();
+    let longest = FileLayout::new(entries(1 + most - empty), None).unwrap();
     assert_eq!(longest.bytes().len(), size_of::<u64>() + most);
-    let refused = Header::new(entries(9 + most - empty), None).unwrap_err().to_string();
+    let refused = FileLayout::new(entries(9 + most - empty), None).unwrap_err().to_string();
     for words in ["header of 2 tensors", &format!("{} bytes", most + 8), &format!("at most {most}")] {
         assert!(refused.contains(words), "{words}: {refused}");
     }
@@ -156,6 +156,19 @@ fn broken_files_are_errors_that_name_them() {
     assert!(load_error(&good[..good.len() - 1]).to_string().contains("model.safetensors"));
     for broken in [&b""[..], &[255; 8], &good[..20], &[&good[..], &[0]].concat()] {
         assert!(matches!(load_error(broken), Error::File { .. }));
+    }
+    let [one, other] = [[0, 2], [2, 4]].map(|at| format!(r#"{{"dtype":"U8","shape":[2],"data_offsets":{at:?}}}"#));
+    let blanks = " ".repeat(MAX_HEADER_BYTES as usize);
+    for (header, problem) in [
+        (format!(r#"{{"a":{one},"a":{other}}}"#), "`a` is there twice"),
+        (format!(r#"{{"a":{one},"b":{one}}}"#), "`b` begins at byte 0, where what is before it ends at 2"),
+        (format!(r#"{{"a":{one},"b":{}}}"#, other.replace("[2]", "[3]")), "bytes 2..4, which U8 [3] does not take"),
+        (format!(r#"{{"a":{one}}}"#), "bytes that belong to no tensor"),
+        (format!(r#"{{"a":{one},"b":{other}}}{blanks}"#), "at most 16777216 are read"),
+    ] {
+        let error = load_error(&[&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat());
+        let source = std::error::Error::source(&error).expect("what is wrong with the file").to_string();
+        assert!(source.contains(problem), "{source}");
     }
     let unsupported = TensorView::new(Dtype::U16, vec![1], &[0; 2]).unwrap();
     let error = load_error(&serialize([("layer.weight", unsupported)], None).unwrap()).to_string();

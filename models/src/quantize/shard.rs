@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{Codes, RowQuantizer};
-use sinew_tensor::safetensors::Header;
+use sinew_tensor::safetensors::FileLayout;
 
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::Checkpoint;
@@ -25,7 +25,7 @@ const ROWS: usize = 32;
 pub(super) struct ShardLayout<'a> {
     pub name: String,
     tensors: Vec<(&'a str, Tensor<'a>)>,
-    header: Header,
+    header: FileLayout,
 }
 
 /// What becomes of a tensor of the original.
@@ -77,7 +77,7 @@ impl<'a> ShardLayout<'a> {
             }
         }
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        match Header::new(entries, Some(format)) {
+        match FileLayout::new(entries, Some(format)) {
             Ok(header) => Ok(Self { name, tensors, header }),
             Err(error) => Err(Error::Checkpoint { file: name, problem: format!("it cannot be written: {error}") }),
         }

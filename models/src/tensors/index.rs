@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
-use sinew_tensor::safetensors::MAX_HEADER_BYTES;
+use sinew_tensor::safetensors::{MAX_HEADER_BYTES, Unique};
 
-use super::shard::Unique;
 use crate::error::{Error, Result};
 use crate::files;
 

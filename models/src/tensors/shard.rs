@@ -1,33 +1,22 @@
 //! One safetensors file: its header, checked, and the bytes that the header speaks of.
 
 use std::borrow::Cow;
-use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use safetensors::tensor::TensorInfo;
-use serde::de::{self, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use sinew_memory::MappedFile;
-use sinew_tensor::safetensors::MAX_HEADER_BYTES;
+use sinew_tensor::safetensors::{Header, HeaderError, LENGTH_BYTES};
 
 use super::Load;
 use crate::error::{Error, Result};
 
 /// All headers of a checkpoint. The largest published ones have 140,000 tensors, which take 18 MB.
 pub(crate) const MAX_HEADERS_BYTES: u64 = 20 << 20;
-/// PyTorch's tensors have no more dimensions.
-const MAX_RANK: usize = 64;
-/// A header starts after its length, a little-endian u64.
-const LENGTH_BYTES: u64 = 8;
-
-pub(super) type Header = BTreeMap<String, TensorInfo>;
 
 #[derive(Debug)]
 pub(super) struct Shard {
@@ -81,47 +70,26 @@ impl Shard {
 
     /// The tensors of the checked header, and where it ends in the file. Its length comes off `budget`, which the
     /// shards of a checkpoint have in common.
-    pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, Header)> {
+    pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, BTreeMap<String, TensorInfo>)> {
         let because = |source| Error::Header { file: self.path.display().to_string(), source };
-        let damaged = |problem: String| because(problem.into());
+        let damaged = |error: HeaderError| because(error.into());
         let len = self.len()?;
-        if len < LENGTH_BYTES {
-            return Err(damaged(format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}")));
-        }
-        let mut length = [0; LENGTH_BYTES as usize];
-        length.copy_from_slice(&self.bytes(0..LENGTH_BYTES as usize)?);
-        let header_len = u64::from_le_bytes(length);
-        if header_len > MAX_HEADER_BYTES {
-            return Err(damaged(format!("a header of {header_len} bytes; at most {MAX_HEADER_BYTES} are read")));
-        }
+        let first = self.bytes(0..len.min(LENGTH_BYTES as u64) as usize)?;
+        let end = Header::end(&first, len).map_err(damaged)?;
+        let header_len = (end - LENGTH_BYTES) as u64;
         let Some(rest) = budget.checked_sub(header_len) else {
-            return Err(damaged(format!(
-                "a header of {header_len} bytes after others; at most {MAX_HEADERS_BYTES} are read of a checkpoint"
-            )));
+            let most = MAX_HEADERS_BYTES;
+            let problem =
+                format!("a header of {header_len} bytes after others; at most {most} are read of a checkpoint");
+            return Err(because(problem.into()));
         };
         *budget = rest;
-        let header_end = LENGTH_BYTES + header_len;
-        if header_end > len {
-            return Err(damaged(format!("the header ends at byte {header_end} of {len}: the file is truncated")));
-        }
-        // Both fit: the header is small.
-        let header = self.bytes(LENGTH_BYTES as usize..header_end as usize)?;
-        let Unique(tensors) = serde_json::from_slice(&header).map_err(|error| because(error.into()))?;
-        let data = check(&tensors).map_err(damaged)?;
-        drop(header);
+        let header = Header::read(&self.bytes(LENGTH_BYTES..end)?, len);
         if let Source::Mapped(map) = &self.source {
             // The pages of many headers would count as this process's memory.
-            map.release(0..header_end as usize);
+            map.release(0..end);
         }
-        if header_end.checked_add(data) != Some(len) {
-            let size = match header_end.checked_add(data) {
-                Some(end) if end > len => "the file is truncated",
-                Some(_) => "the file has bytes that belong to no tensor",
-                None => "the sizes overflow",
-            };
-            return Err(damaged(format!("{data} bytes of tensors after byte {header_end} of {len}: {size}")));
-        }
-        Ok((header_end as usize, tensors))
+        Ok((end, header.map_err(damaged)?.into_tensors()))
     }
 
     fn len(&self) -> Result<u64> {
@@ -165,30 +133,6 @@ impl Shard {
     }
 }
 
-/// The bytes that the tensors of a header have together: they lie one after the other without gap or overlap, and each is
-/// as large as its shape and dtype make it.
-fn check(tensors: &Header) -> std::result::Result<u64, String> {
-    let mut in_order: Vec<_> = tensors.iter().collect();
-    in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
-    let mut last = 0;
-    for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
-        let (name, dimensions) = (name.escape_debug(), shape.len());
-        if *start != last {
-            return Err(format!("`{name}` begins at byte {start}, where what is before it ends at {last}"));
-        }
-        if dimensions > MAX_RANK {
-            return Err(format!("`{name}` has {dimensions} dimensions, more than {MAX_RANK}"));
-        }
-        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
-        let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
-        if size.is_none() || size != end.checked_sub(*start) {
-            return Err(format!("`{name}` has bytes {start}..{end}, which {dtype} {shape:?} does not take"));
-        }
-        last = *end;
-    }
-    Ok(last as u64)
-}
-
 /// What tells a file from what it was before, or from another that took its place.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
@@ -223,42 +167,4 @@ fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()>
         }
     }
     Ok(())
-}
-
-/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
-/// entry `__metadata__`, which says nothing of the tensors, is left out.
-pub(super) struct Unique<T>(pub(super) BTreeMap<String, T>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = BTreeMap<String, T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-                let mut entries = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<HashMap<String, String>>()?;
-                    } else {
-                        match entries.entry(name) {
-                            Slot::Vacant(slot) => drop(slot.insert(map.next_value()?)),
-                            Slot::Occupied(slot) => {
-                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
-                                return Err(de::Error::custom(problem));
-                            }
-                        }
-                    }
-                }
-                Ok(entries)
-            }
-        }
-
-        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
-    }
 }

@@ -1,0 +1,175 @@
+//! The header of a safetensors file, checked.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::marker::PhantomData;
+
+use safetensors::tensor::TensorInfo;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::MAX_HEADER_BYTES;
+
+/// A header starts after its length, a little-endian u64.
+pub const LENGTH_BYTES: usize = size_of::<u64>();
+/// PyTorch's tensors have no more dimensions.
+const MAX_RANK: usize = 64;
+
+/// What is wrong with a header.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// It says what cannot be.
+    #[error("{0}")]
+    Damaged(String),
+    /// It is not the JSON that it should be.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// What a safetensors file says of its tensors: no name comes twice, their bytes lie one after the other without gap or
+/// overlap to the file's end, and each has as many as its shape and dtype take.
+///
+/// ```
+/// use sinew_tensor::safetensors::{Header, LENGTH_BYTES};
+///
+/// let text = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+/// let file = [&(text.len() as u64).to_le_bytes(), &text[..], &[7, 8]].concat();
+/// let len = file.len() as u64;
+/// let end = Header::end(&file, len)?;
+/// let header = Header::read(&file[LENGTH_BYTES..end], len)?;
+/// assert_eq!(header.tensors()["a"].shape, [2]);
+/// assert!(Header::read(&file[LENGTH_BYTES..end], len - 1).is_err(), "the file is truncated");
+/// # Ok::<(), sinew_tensor::safetensors::HeaderError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Header {
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+impl Header {
+    /// Where the header ends in a file of `len` bytes that begins with `first`, of which there are at least
+    /// [`LENGTH_BYTES`] where the file has so many.
+    ///
+    /// # Errors
+    /// A file that is shorter than its header, or a header of more than [`MAX_HEADER_BYTES`].
+    pub fn end(first: &[u8], len: u64) -> Result<usize, HeaderError> {
+        let Some(length) = first.first_chunk() else {
+            let problem = format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}");
+            return Err(HeaderError::Damaged(problem));
+        };
+        let header = u64::from_le_bytes(*length);
+        if header > MAX_HEADER_BYTES {
+            let problem = format!("a header of {header} bytes; at most {MAX_HEADER_BYTES} are read");
+            return Err(HeaderError::Damaged(problem));
+        }
+        let end = LENGTH_BYTES as u64 + header;
+        if end > len {
+            return Err(HeaderError::Damaged(format!("the header ends at byte {end} of {len}: the file is truncated")));
+        }
+        // It fits: the header is small.
+        Ok(end as usize)
+    }
+
+    /// Reads the text of a header, what is between its length and its [`end`](Self::end), of a file of `len` bytes.
+    ///
+    /// # Errors
+    /// Text that is not the JSON of a header, a name that comes twice, tensors that overlap, leave bytes out or have another
+    /// number of them than their shapes say, more than 64 dimensions, or bytes that the file has not or that belong to no
+    /// tensor.
+    pub fn read(text: &[u8], len: u64) -> Result<Self, HeaderError> {
+        let Unique(tensors) = serde_json::from_slice(text)?;
+        let data = bytes_of(&tensors).map_err(HeaderError::Damaged)?;
+        let start = (LENGTH_BYTES + text.len()) as u64;
+        let size = match start.checked_add(data) {
+            Some(end) if end == len => return Ok(Self { tensors }),
+            Some(end) if end > len => "the file is truncated",
+            Some(_) => "the file has bytes that belong to no tensor",
+            None => "the sizes overflow",
+        };
+        Err(HeaderError::Damaged(format!("{data} bytes of tensors after byte {start} of {len}: {size}")))
+    }
+
+    /// The tensors by name; their bytes count from the header's [`end`](Self::end).
+    pub fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        &self.tensors
+    }
+
+    /// The same, owned.
+    pub fn into_tensors(self) -> BTreeMap<String, TensorInfo> {
+        self.tensors
+    }
+}
+
+/// The bytes that the tensors of a header have together: they lie one after the other without gap or overlap, and each is
+/// as large as its shape and dtype make it.
+fn bytes_of(tensors: &BTreeMap<String, TensorInfo>) -> Result<u64, String> {
+    let mut in_order: Vec<_> = tensors.iter().collect();
+    in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
+    let mut last = 0;
+    for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
+        let (name, dimensions) = (name.escape_debug(), shape.len());
+        if *start != last {
+            return Err(format!("`{name}` begins at byte {start}, where what is before it ends at {last}"));
+        }
+        if dimensions > MAX_RANK {
+            return Err(format!("`{name}` has {dimensions} dimensions, more than {MAX_RANK}"));
+        }
+        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
+        let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
+        if size.is_none() || size != end.checked_sub(*start) {
+            return Err(format!("`{name}` has bytes {start}..{end}, which {dtype} {shape:?} does not take"));
+        }
+        last = *end;
+    }
+    Ok(last as u64)
+}
+
+/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
+/// entry `__metadata__`, which says nothing of the tensors, is left out.
+///
+/// ```
+/// use sinew_tensor::safetensors::Unique;
+///
+/// let Unique(files) = serde_json::from_str::<Unique<String>>(r#"{"a": "1.safetensors"}"#)?;
+/// assert_eq!(files["a"], "1.safetensors");
+/// assert!(serde_json::from_str::<Unique<u8>>(r#"{"a": 1, "a": 2}"#).is_err());
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Unique<T>(pub BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = BTreeMap<String, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<HashMap<String, String>>()?;
+                    } else {
+                        match entries.entry(name) {
+                            Entry::Vacant(slot) => drop(slot.insert(map.next_value()?)),
+                            Entry::Occupied(slot) => {
+                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
+                                return Err(de::Error::custom(problem));
+                            }
+                        }
+                    }
+                }
+                Ok(entries)
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
+    }
+}
