@@ -34,7 +34,7 @@ pub enum Error {
         /// The dtype asked for.
         asked: DType,
     },
-    /// A safetensors header that is not valid.
+    /// A safetensors header that cannot be written.
     #[error("safetensors: {0}")]
     Safetensors(#[from] SafeTensorError),
     /// A safetensors file that cannot be read or written.

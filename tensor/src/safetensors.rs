@@ -21,6 +21,8 @@ use crate::{DType, Layout, Tensor};
 /// parse: this keeps a hostile one below 200 MiB, and holds more than 100,000 tensors, of which the largest published
 /// checkpoints have a few thousand in a file.
 pub const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// The entry of a header that is text, and no tensor.
+const METADATA: &str = "__metadata__";
 
 impl DType {
     /// The dtype of that name in safetensors files, if tensors can have it.

@@ -88,15 +88,15 @@ fn the_reference_crate_finds_tensors_of_any_dtype_and_rank_where_a_header_says()
         entry("e", Dtype::F32, &[0, 2]),
         entry("z", Dtype::C64, &[1]),
     ];
-    let header = FileLayout::new(entries, None).unwrap();
-    assert!(header.bytes().len().is_multiple_of(8));
-    let mut file = header.bytes().to_vec();
-    for (index, (_, place)) in header.tensors().iter().enumerate() {
+    let layout = FileLayout::new(entries, None).unwrap();
+    assert!(layout.bytes().len().is_multiple_of(8));
+    let mut file = layout.bytes().to_vec();
+    for (index, (_, place)) in layout.tensors().iter().enumerate() {
         assert_eq!(place.start, file.len());
         file.resize(place.end, index as u8);
     }
     let read = SafeTensors::deserialize(&file).unwrap();
-    let names: Vec<&str> = header.tensors().iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = layout.tensors().iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["z", "e", "deep", "fp4"]);
     for (index, (name, bytes)) in [("z", 8), ("e", 0), ("deep", 2), ("fp4", 3)].into_iter().enumerate() {
         assert_eq!(read.tensor(name).unwrap().data(), vec![index as u8; bytes], "{name}");
@@ -161,6 +161,7 @@ fn broken_files_are_errors_that_name_them() {
     let blanks = " ".repeat(MAX_HEADER_BYTES as usize);
     for (header, problem) in [
         (format!(r#"{{"a":{one},"a":{other}}}"#), "`a` is there twice"),
+        (format!(r#"{{"__metadata__":{{}},"a":{one},"__metadata__":{{}}}}"#), "`__metadata__` is there twice"),
         (format!(r#"{{"a":{one},"b":{one}}}"#), "`b` begins at byte 0, where what is before it ends at 2"),
         (format!(r#"{{"a":{one},"b":{}}}"#, other.replace("[2]", "[3]")), "bytes 2..4, which U8 [3] does not take"),
         (format!(r#"{{"a":{one}}}"#), "bytes that belong to no tensor"),

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sinew_ops::Context;
 use sinew_ops::layers::{Codes, RowQuantizer};
-use sinew_tensor::safetensors::FileLayout;
+use sinew_tensor::safetensors::{FileLayout, LENGTH_BYTES};
 
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::Checkpoint;
@@ -25,7 +25,7 @@ const ROWS: usize = 32;
 pub(super) struct ShardLayout<'a> {
     pub name: String,
     tensors: Vec<(&'a str, Tensor<'a>)>,
-    header: FileLayout,
+    layout: FileLayout,
 }
 
 /// What becomes of a tensor of the original.
@@ -78,24 +78,24 @@ impl<'a> ShardLayout<'a> {
         }
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
         match FileLayout::new(entries, Some(format)) {
-            Ok(header) => Ok(Self { name, tensors, header }),
+            Ok(layout) => Ok(Self { name, tensors, layout }),
             Err(error) => Err(Error::Checkpoint { file: name, problem: format!("it cannot be written: {error}") }),
         }
     }
 
     /// The tensors that it will have.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.header.tensors().iter().map(|(name, _)| name.as_str())
+        self.layout.tensors().iter().map(|(name, _)| name.as_str())
     }
 
     /// Bytes of its tensors.
     pub fn bytes(&self) -> u64 {
-        self.header.tensors().iter().map(|(_, place)| place.len() as u64).sum()
+        self.layout.tensors().iter().map(|(_, place)| place.len() as u64).sum()
     }
 
     /// Bytes that describe them, behind their own number.
     pub fn header_bytes(&self) -> u64 {
-        (self.header.bytes().len() - size_of::<u64>()) as u64
+        (self.layout.bytes().len() - LENGTH_BYTES) as u64
     }
 }
 
@@ -113,11 +113,11 @@ impl<'a> Job<'a> {
     }
 
     /// Writes a file.
-    pub fn write(&mut self, path: &Path, ShardLayout { tensors, header, .. }: &ShardLayout<'_>) -> Result<()> {
+    pub fn write(&mut self, path: &Path, ShardLayout { tensors, layout, .. }: &ShardLayout<'_>) -> Result<()> {
         let file = File::create_new(path).map_err(|e| Error::io("create", path, e))?;
-        let places = header.tensors().iter().map(|(name, place)| (name.as_str(), place.clone())).collect();
+        let places = layout.tensors().iter().map(|(name, place)| (name.as_str(), place.clone())).collect();
         let mut shard = Shard { path, file, places };
-        shard.write_at(0, header.bytes())?;
+        shard.write_at(0, layout.bytes())?;
         for &(name, tensor) in tensors {
             match tensor {
                 Tensor::Copied(info) => self.copy(&mut shard, name, info.num_bytes)?,

@@ -73,7 +73,7 @@ impl Shard {
     pub(super) fn header(&self, budget: &mut u64) -> Result<(usize, BTreeMap<String, TensorInfo>)> {
         let because = |source| Error::Header { file: self.path.display().to_string(), source };
         let damaged = |error: HeaderError| because(error.into());
-        let len = self.len()?;
+        let len = self.len();
         let first = self.bytes(0..len.min(LENGTH_BYTES as u64) as usize)?;
         let end = Header::end(&first, len).map_err(damaged)?;
         let header_len = (end - LENGTH_BYTES) as u64;
@@ -92,12 +92,12 @@ impl Shard {
         Ok((end, header.map_err(damaged)?.into_tensors()))
     }
 
-    fn len(&self) -> Result<u64> {
-        Ok(match &self.source {
+    fn len(&self) -> u64 {
+        match &self.source {
             Source::Mapped(map) => map.len() as u64,
             Source::Bytes(bytes) => bytes.len() as u64,
             Source::File(identity) => identity.len,
-        })
+        }
     }
 
     /// The bytes in `range` of the file: borrowed, or read where it is not in memory.

@@ -1,6 +1,5 @@
 //! The header of a safetensors file, checked.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,7 +8,7 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::MAX_HEADER_BYTES;
+use super::{MAX_HEADER_BYTES, METADATA};
 
 /// A header starts after its length, a little-endian u64.
 pub const LENGTH_BYTES: usize = size_of::<u64>();
@@ -152,18 +151,17 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = BTreeMap::new();
+                let (mut entries, mut has_metadata) = (BTreeMap::new(), false);
                 while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
+                    let is_metadata = name == METADATA;
+                    if entries.contains_key(&name) || is_metadata && has_metadata {
+                        return Err(de::Error::custom(format!("`{}` is there twice", name.escape_debug())));
+                    }
+                    if is_metadata {
                         map.next_value::<HashMap<String, String>>()?;
+                        has_metadata = true;
                     } else {
-                        match entries.entry(name) {
-                            Entry::Vacant(slot) => drop(slot.insert(map.next_value()?)),
-                            Entry::Occupied(slot) => {
-                                let problem = format!("`{}` is there twice", slot.key().escape_debug());
-                                return Err(de::Error::custom(problem));
-                            }
-                        }
+                        entries.insert(name, map.next_value()?);
                     }
                 }
                 Ok(entries)

@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 use sinew_memory::Unfinished;
 
-use super::MAX_HEADER_BYTES;
+use super::{MAX_HEADER_BYTES, METADATA};
 use crate::error::{Error, Result, shape_error};
 use crate::{DType, Element, Layout, Tensor};
 
@@ -55,7 +55,7 @@ impl FileLayout {
             let too_large =
                 || shape_error("save", format!("{name}: {shape:?} of {dtype} is more than a file can hold"));
             let end = bits.and_then(|bits| start.checked_add(bits / 8)).ok_or_else(too_large)?;
-            if name == "__metadata__" || !names.insert(name.clone()) {
+            if name == METADATA || !names.insert(name.clone()) {
                 return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
             }
             places.push((name.clone(), start..end));
