@@ -1,29 +1,12 @@
-//! How the activations of a product are held: what integers hold of a group, and, for references, every rounding of
-//! operands that a problem or an arithmetic asks for.
+//! How the activations of a product are held, for references: every rounding of operands that a problem or an arithmetic
+//! asks for.
 
 use sinew_tensor::DType;
 
+use super::block_float::{INT16, LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
 use super::{Compute, GemmStatic};
 use crate::Arithmetic;
 use crate::packed::{LEAST, PanelKind};
-
-/// Of bf16 activations in block floating point.
-pub(super) const INT16: Arithmetic =
-    Arithmetic { name: "gemm.int16-groups", foreign: false, flushes_subnormals: false };
-
-/// The largest integer of one byte, and the least with the sign turned.
-pub(super) const MOST_OF_INT8: f32 = 127.0;
-/// The largest integer of two bytes, both signed: `127 · 256 + 127`.
-pub(super) const MOST_OF_INT16: f32 = 32_639.0;
-/// Of two bytes a group has outliers where most of its values that are not zero are below this share of the largest, and
-/// would lose bits of bf16.
-pub(super) const OUTLIERS: f32 = 1.0 / 128.0;
-/// Of what is below this share of the largest, two bytes may err by an eighth and more.
-pub(super) const TINY: f32 = 1.0 / 4096.0;
-/// What is below this is tiny whatever the largest is: eight times the least power of two that is a scale.
-pub(super) const LEAST_HELD: f32 = 8.0 * f32::MIN_POSITIVE;
-/// What is tiny is held apart where it is more than this share of the group's values that are not zero.
-pub(super) const MOST_TINY: f32 = 1.0 / 8.0;
 
 /// Values of K in a group of what is multiplied as integers on both sides, of int8 problems.
 pub(super) fn group(fixed: &GemmStatic) -> Option<usize> {

@@ -57,6 +57,7 @@
 //! # How it runs
 //! On CPUs one driver serves all rows of tiles: see `cpu/`.
 
+mod block_float;
 pub(crate) mod cases;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]

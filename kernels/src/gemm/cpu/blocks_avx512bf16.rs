@@ -257,10 +257,10 @@ mod tests {
     use crate::gemm::cpu::groups::tests::{numbers, panel};
     use crate::packed::PANEL;
 
-    /// A tile's sums of some rows, and of two and a half groups of a panel, as it is and expanded, which are added to sums
+    /// A tile's sums of some rows, and of three and a half groups of a panel, as it is and expanded, which are added to sums
     /// before them.
     fn sums<const R: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
-        let k = format.group() * 5 / 2;
+        let k = format.group() * 7 / 2;
         let mut next = numbers();
         let panel = panel(format, k, &mut next);
         let kind = PanelKind::Blocks(format);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_panel_at_a_time_gives_the_bits_of_a_whole_one() {
+    fn half_a_panel_or_a_group_at_a_time_gives_the_bits_of_a_whole_one_and_of_two() {
         if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }
@@ -293,6 +293,9 @@ mod tests {
             BlockFormat::new(BlockValues::F4E2M1, 32, DType::BF16, false),
         ];
         for format in formats.map(|format| format.expect("a format")) {
+            // Of one row and two, whole panels take two groups at once.
+            assert_eq!(sums::<1, 1>(format), sums::<1, 2>(format), "1 row of {format:?}");
+            assert_eq!(sums::<2, 1>(format), sums::<2, 2>(format), "2 rows of {format:?}");
             assert_eq!(sums::<4, 1>(format), sums::<4, 2>(format), "4 rows of {format:?}");
             assert_eq!(sums::<8, 1>(format), sums::<8, 2>(format), "8 rows of {format:?}");
             assert_eq!(sums::<12, 1>(format), sums::<12, 2>(format), "12 rows of {format:?}");

@@ -138,6 +138,7 @@ unsafe fn all_groups<
     carry: bool,
 ) {
     const { assert!(!P::IN_TWOS || PARTS == 1 && V == H, "what is multiplied in twos is one part") };
+    const { assert!(!(P::IN_TWOS && P::LIGHT), "what is multiplied in twos asks ahead") };
     let group = format.group() / P::LEFT.per_step();
     let asks = R > 1 || !P::LIGHT || cores::known().asks_ahead;
     for first in (0..2).step_by(H) {

@@ -13,7 +13,7 @@ use super::quads::{Quads, Vnni};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;
-use crate::gemm::held::INT16;
+use crate::gemm::block_float::INT16;
 use crate::packed::{PanelKind, blocks};
 use crate::{Compute, Refusal};
 

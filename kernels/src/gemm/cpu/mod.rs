@@ -19,6 +19,7 @@ mod floats;
 #[cfg(target_arch = "x86_64")]
 mod floats_avx512bf16;
 mod groups;
+mod header;
 #[cfg(target_arch = "x86_64")]
 mod int16_avx512vnni;
 mod int8;

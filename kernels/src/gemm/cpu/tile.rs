@@ -2,7 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
-use super::quads::Header;
+use super::header::Header;
 use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 

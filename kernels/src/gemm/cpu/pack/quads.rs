@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::super::quads::Header;
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
 use super::rounded::{Quantized, take_apart};
+use crate::gemm::cpu::header::Header;
 use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};

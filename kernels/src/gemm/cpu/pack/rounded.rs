@@ -2,7 +2,7 @@
 //! of a group as 127, of two with the smallest power of two as scale that leaves it no larger than 32,639, and what these
 //! do not hold [apart](take_apart).
 
-use crate::gemm::held::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
+use crate::gemm::block_float::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
 use crate::packed::LEAST;
 use crate::simd::{LANES, Simd};
 

@@ -6,13 +6,13 @@ mod dots;
 mod dots_avx2;
 #[cfg(target_arch = "x86_64")]
 mod dots_avx512vnni;
-mod header;
 
 use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
 
 use super::groups::{Group, LINE, Products, unrolled};
+use super::header::Header;
 use super::tile::Left;
 use crate::packed::blocks;
 use crate::simd::Simd;
@@ -22,7 +22,6 @@ pub(super) use dots::Plain;
 pub(super) use dots_avx2::EvenAndOdd;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx512vnni::Vnni;
-pub(super) use header::Header;
 
 /// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! What stands before a group of a packed row of integers.
 
 /// The header of a group of integers of `BYTES` bytes, `[words][rows of the tile]` of 32 bits: which word is what.
-pub struct Header<const BYTES: usize>;
+pub(super) struct Header<const BYTES: usize>;
 
 impl<const BYTES: usize> Header<BYTES> {
     /// f32: what sums of integers are multiplied with.
