@@ -457,8 +457,7 @@ fn groups_that_no_kernel_takes_are_named_where_int8_activations_are_refused() {
     let generate = ["generate", "--model", model, "--tokens", "1,2", "--max-new-tokens", "1"];
     stdout(&sinew(&generate));
     for activations in ["int8", "bf16"] {
-        let words =
-            ["--activations", "groups of 16", "multiplied as floats", "--dtype int8 or int4 quantizes them again"];
+        let words = ["--activations", "groups of 16", "multiplied as floats", "--dtype int8 or int4 quantizes them"];
         refused(&[&generate[..], &["--activations", activations]].concat(), &words);
     }
     stdout(&sinew(&[&generate[..], &["--activations", "int8", "--dtype", "int4"]].concat()));
@@ -472,22 +471,38 @@ fn groups_that_no_kernel_takes_are_named_where_int8_activations_are_refused() {
 fn quantized_weights_that_become_floats_are_named() {
     /// GPTQ with act-order, each weight with an order of its own.
     const OWN_ORDERS: &str = "quantized/gptq_4bit_g32_asym_desc_act_qwen2_f16_2layers";
-    // The first output of a folder with other groups of columns, and what is said of it.
-    let run = |change: &dyn Fn(&str, &mut Vec<u8>), activations| {
+    // With other groups of columns.
+    let changed = |change: &dyn Fn(&str, &mut Vec<u8>)| {
         let folder = copy(OWN_ORDERS);
         with_tensors(folder.path(), |tensors| {
             for (name, (_, _, bytes)) in tensors.iter_mut().filter(|(name, _)| name.ends_with(".g_idx")) {
                 change(name, bytes);
             }
         });
+        folder
+    };
+    // What is said of a folder's first token.
+    let run = |change: &dyn Fn(&str, &mut Vec<u8>), activations| {
+        let folder = changed(change);
         let model = folder.path().to_str().expect("the path is UTF-8");
         let run = ["generate", "--model", model, "--tokens", "1,2", "--max-new-tokens", "1"];
         let output = sinew(&[&run[..], &["--activations", activations]].concat());
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    // What is no part of a product with others has groups of unlike sizes, and so no product is left that reads activations
+    // of either kind.
+    let unlike = |name: &str, bytes: &mut Vec<u8>| {
+        if name.contains("o_proj") || name.contains("down_proj") {
+            bytes.fill(0);
+        }
+    };
     for activations in ["bf16", "int8"] {
         let (runs, said) = run(&|_, _| {}, activations);
-        let words = ["10 quantized weights are held and multiplied as f16", "another order of columns", "_proj, …"];
+        let words = [
+            "10 quantized weights that are parts",
+            "another order of columns are held and multiplied as f16",
+            "_proj, …",
+        ];
         assert!(runs && said.lines().count() == 1 && words.iter().all(|word| said.contains(word)), "{said}");
         let in_order = |_: &str, bytes: &mut Vec<u8>| {
             let mut groups: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|group| [group[0], 0, 0, 0]).collect();
@@ -495,15 +510,17 @@ fn quantized_weights_that_become_floats_are_named() {
             *bytes = groups.concat();
         };
         assert_eq!(run(&in_order, activations), (true, String::new()));
+        let (runs, said) = run(&unlike, activations);
+        assert!(!runs && said.contains("is not for weights in groups of unlike sizes"), "{said}");
     }
-    // What has an order of its own has groups of unlike sizes, and so no product is left that reads int8.
-    let unlike = |name: &str, bytes: &mut Vec<u8>| {
-        if name.contains("o_proj") || name.contains("down_proj") {
-            bytes.fill(0);
-        }
-    };
-    let (runs, said) = run(&unlike, "bf16");
-    assert!(!runs && said.contains("activations in bf16 with weights that are multiplied as floats"), "{said}");
+    // Then they are not compared.
+    let folder = changed(&unlike);
+    let model = folder.path().to_str().expect("the path is UTF-8");
+    let compared = stdout(&sinew(&["quality", "--model", model, "--tokens", "1,5,9"]));
+    assert!(compared.lines().count() == 3 && compared.contains(" f16 "), "{compared}");
+    let planned = stdout(&sinew(&["plan", &fixture(OWN_ORDERS)]));
+    let line = planned.lines().find(|line| line.starts_with("dequantized")).expect("a line");
+    assert!(line.contains("10 quantized weights that are parts of one product"), "{line}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
+mod becomes;
 mod bytes;
 mod fill;
 mod maker;
@@ -8,7 +9,6 @@ mod matrix;
 mod part;
 mod sizes;
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,13 +21,15 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
+use self::becomes::Becomes;
+pub(crate) use self::becomes::Dequantized;
 pub use self::bytes::DeviceBytes;
 pub(crate) use self::bytes::Taken;
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{Counted, GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
 use self::matrices::StoredMatrices;
+use self::matrix::check;
 pub(crate) use self::matrix::check_quantizable;
-use self::matrix::{Becomes, check};
 pub use self::part::Part;
 pub(crate) use self::sizes::{Made, Sizes};
 use crate::Result;
@@ -35,7 +37,6 @@ use crate::activations::{ACTIVATIONS, HostInput, Rows};
 use crate::checkpoint::Checkpoint;
 use crate::config::{NormKind, RopeConfig};
 use crate::precision::Precision;
-use crate::tensors::first_names;
 use crate::tensors::floats::widened;
 
 /// How far loading has come, in bytes of the checkpoint: `(done, total)`.
@@ -54,8 +55,8 @@ pub struct Loader<'a> {
     activations: usize,
     /// Where they are, once a part has asked for some.
     arena: Option<Arena>,
-    /// The names of quantized weights that become floats, by why they do.
-    dequantized: BTreeMap<String, Vec<String>>,
+    /// What was quantized and is not.
+    dequantized: Dequantized,
 }
 
 /// Bytes of the weights that were loaded: packed ones, embedding tables, biases and the weights of norms.
@@ -89,7 +90,7 @@ impl<'a> Loader<'a> {
             held: WeightBytes::default(),
             activations,
             arena: None,
-            dequantized: BTreeMap::new(),
+            dequantized: Dequantized::default(),
         }
     }
 
@@ -206,9 +207,7 @@ impl<'a> Loader<'a> {
         let matrices = StoredMatrices::of(self.checkpoint, parts, groups, k)?;
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
-        if let Some(why) = &becomes.dequantized {
-            self.dequantized.entry(why.clone()).or_default().extend(matrices.modules().map(str::to_owned));
-        }
+        self.dequantized.add(&matrices, &becomes);
         let packer = self.packer(&matrices, &becomes, gated)?;
         Ok((Arc::new(self.fill(packer, &matrices, &becomes)?.finish()?), bias))
     }
@@ -243,9 +242,8 @@ impl<'a> Loader<'a> {
     pub fn finish(&mut self, spare: &[&str]) -> Result<()> {
         self.checkpoint.refuse_unread(spare)?;
         self.checkpoint.warn_of_unused(spare);
-        for (why, modules) in &self.dequantized {
-            let (count, dtype, first) = (modules.len(), self.precision.weights, first_names(modules));
-            tracing::warn!("{count} quantized weights are held and multiplied as {dtype}, as they are {why}: {first}");
+        for sentence in self.dequantized.sentences(self.precision.weights) {
+            tracing::warn!("{sentence}");
         }
         (self.progress)(self.total, self.total);
         Ok(())

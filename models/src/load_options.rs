@@ -101,7 +101,7 @@ impl LoadOptions {
             shape.bytes().saturating_add(host)
         });
         let logits = Logits::bytes(config.vocab_size, limits.max_wanted());
-        Ok(DeviceBytes { cache, logits, ..sizes.device_bytes()? })
+        Ok(DeviceBytes { cache, logits, ..sizes.device_bytes() })
     }
 
     /// The cache.

@@ -61,13 +61,13 @@ pub(crate) fn device_bytes(config: &ModelConfig, sizes: &mut Sizes<'_>) -> Resul
     match config {
         ModelConfig::Encoder(config) => {
             Encoder::count(sizes, config, rows(config, device), MAX_TEXTS)?;
-            sizes.device_bytes()
+            Ok(sizes.device_bytes())
         }
         ModelConfig::Decoder(config) => {
             let limits = limits(config, device);
             Decoder::count(sizes, config, &limits)?;
             let cache = cache_bytes(config, sizes.precision(), limits.max_rows);
-            Ok(DeviceBytes { cache, ..sizes.device_bytes()? })
+            Ok(DeviceBytes { cache, ..sizes.device_bytes() })
         }
     }
 }

@@ -8,7 +8,7 @@ use sinew_ops::layers::{Compute, Encoding, Factors, OldKv};
 use sinew_tensor::{BlockFormat, DType, PagedLayout};
 
 use crate::checkpoint::Checkpoint;
-use crate::quantized::{self, StoredModule};
+use crate::quantized;
 use crate::tensors::floats::{float, packed_as};
 use crate::tensors::{Load, Tensors};
 use crate::{Error, Result};
@@ -49,7 +49,7 @@ pub enum Activations {
 
 impl Activations {
     /// Whether they decide what products with a weight read: those in int8 with codes that are integers alone.
-    pub(crate) fn are_taken(self, weight: Encoding) -> bool {
+    pub fn are_taken(self, weight: Encoding) -> bool {
         match weight {
             Encoding::Blocks(format) => self == Self::Bf16 || format.values().is_integer(),
             Encoding::Float(_) => false,
@@ -81,16 +81,13 @@ impl WeightOptions {
     /// The precision of a model with these weights on a context's device.
     ///
     /// # Errors
-    /// A dtype that weights cannot be kept in, a checkpoint without floating-point tensors, or activations that none of
-    /// the weights [takes](Self::takes_activations).
+    /// A dtype that weights cannot be kept in, or a checkpoint without floating-point tensors.
     pub fn precision(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Precision> {
-        let keeps_blocks = self.dtype.is_none() && self.quantize.is_none();
-        if let (Some(activations), false) = (self.activations, self.takes_activations(Some(checkpoint), ctx)?) {
-            return Err(activations.refused(&match self.groups_in_no_blocks(checkpoint, ctx)? {
-                Some(groups) => format!("weights in {groups}, which are multiplied as floats"),
-                None => "weights that are not quantized so".to_owned(),
-            }));
-        }
+        // Where a device keeps none, what modules are in need not be read.
+        let keeps_blocks = self.dtype.is_none()
+            && self.quantize.is_none()
+            && checkpoint.quantization().is_some()
+            && ctx.kept_blocks().next().is_some();
         let dtype = match (self.dtype, self.quantize) {
             (Some(dtype), _) => dtype,
             (None, Some(_)) => DType::BF16,
@@ -99,36 +96,15 @@ impl WeightOptions {
         if let Some(quantize) = self.quantize {
             quantize.check_device(ctx)?;
         }
-        let kept = if keeps_blocks { first_blocks(checkpoint, ctx, &|_| true)? } else { None };
+        let kept = if keeps_blocks { first_blocks(checkpoint, ctx)? } else { None };
         let precision = Precision::of(dtype, ctx.device().hardware())?;
-        Ok(Precision { quantize: self.quantize, kept, activations_of_quantized: self.activations, ..precision })
-    }
-
-    /// Whether the [activations](Self::activations) that are asked for decide anything with weights of a checkpoint, or
-    /// with floats where there is none: what products with quantized weights read, in int8 those whose codes are integers.
-    ///
-    /// # Errors
-    /// Tensors that say how others are quantized, and are missing or damaged.
-    pub fn takes_activations(&self, checkpoint: Option<&Checkpoint>, ctx: &Context) -> Result<bool> {
-        let Some(activations) = self.activations else { return Ok(false) };
-        let takes = |format: BlockFormat| activations.are_taken(Encoding::Blocks(format));
-        match (self.quantize, self.dtype, checkpoint) {
-            (Some(Quantize { format, .. }), ..) => Ok(takes(format)),
-            (None, None, Some(checkpoint)) => Ok(first_blocks(checkpoint, ctx, &takes)?.is_some()),
-            _ => Ok(false),
-        }
-    }
-
-    /// The groups, in words, of weights that a checkpoint has quantized to integers and that are multiplied as floats all
-    /// the same, as a device has no kernels for them.
-    ///
-    /// # Errors
-    /// As [`takes_activations`](Self::takes_activations).
-    pub fn groups_in_no_blocks(&self, checkpoint: &Checkpoint, ctx: &Context) -> Result<Option<String>> {
-        if self.dtype.is_some() || self.quantize.is_some() {
-            return Ok(None);
-        }
-        first_module(checkpoint, ctx, StoredModule::groups_in_no_blocks)
+        Ok(Precision {
+            quantize: self.quantize,
+            keeps_blocks,
+            kept,
+            activations_of_quantized: self.activations,
+            ..precision
+        })
     }
 }
 
@@ -155,6 +131,8 @@ pub struct Precision {
     pub weights: DType,
     /// How weights are quantized as they are loaded.
     pub quantize: Option<Quantize>,
+    /// Whether weights that the checkpoint has quantized stay so, where they can.
+    pub keeps_blocks: bool,
     /// What the first of the weights is that the checkpoint has quantized and that stay so.
     pub kept: Option<Encoding>,
     /// What products with quantized weights read, if not what others do.
@@ -192,6 +170,7 @@ impl Precision {
         Ok(Self {
             weights: dtype,
             quantize: None,
+            keeps_blocks: false,
             kept: None,
             activations_of_quantized: None,
             activations,
@@ -298,31 +277,13 @@ impl Precision {
 }
 
 /// The blocks of the first module of a checkpoint that is in such, and stays in them on a device.
-fn first_blocks(
-    checkpoint: &Checkpoint,
-    ctx: &Context,
-    such: &dyn Fn(BlockFormat) -> bool,
-) -> Result<Option<Encoding>> {
-    first_module(checkpoint, ctx, |module| match module.encoding() {
-        Encoding::Blocks(format) if such(format) && ctx.format(format).is_some() => Some(module.encoding()),
-        _ => None,
-    })
-}
-
-/// What is found out of the first quantized module of a checkpoint of which there is something, on a device that keeps
-/// any as they are.
-fn first_module<T>(
-    checkpoint: &Checkpoint,
-    ctx: &Context,
-    found: impl Fn(&StoredModule) -> Option<T>,
-) -> Result<Option<T>> {
-    // Where none are kept, what modules are in need not be read.
-    if checkpoint.quantization().is_none() || ctx.kept_blocks().next().is_none() {
-        return Ok(None);
-    }
+fn first_blocks(checkpoint: &Checkpoint, ctx: &Context) -> Result<Option<Encoding>> {
     for module in checkpoint.names().filter_map(quantized::may_be_of) {
-        if let Some(found) = checkpoint.module(module)?.as_ref().and_then(&found) {
-            return Ok(Some(found));
+        let encoding = checkpoint.module(module)?.map(|module| module.encoding());
+        if let Some(Encoding::Blocks(format)) = encoding
+            && ctx.format(format).is_some()
+        {
+            return Ok(encoding);
         }
     }
     Ok(None)

@@ -30,7 +30,7 @@ mod shard;
 pub(crate) const SINGLE: &str = "model.safetensors";
 /// An index names this many files at most; the largest published ones name a few hundred.
 const MAX_SHARDS: usize = 4096;
-/// How many tensors or files that nothing uses a message names.
+/// How many tensors or files a message names.
 const NAMED: usize = 3;
 
 /// Names for a message: the first few of them.
@@ -375,7 +375,6 @@ fn nothing_to_load(folder: &Path) -> Error {
         .flatten()
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| [".bin", ".pt", ".pth", ".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)))
-        .take(NAMED)
         .collect();
     Error::Checkpoint {
         file: folder.display().to_string(),
@@ -383,7 +382,7 @@ fn nothing_to_load(folder: &Path) -> Error {
             true => format!("has neither {SINGLE} nor {INDEX}"),
             false => format!(
                 "has neither {SINGLE} nor {INDEX}, only {}; safetensors files under those names are read",
-                others.join(", ")
+                first_names(&others)
             ),
         },
     }

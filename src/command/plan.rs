@@ -195,6 +195,9 @@ impl Report<'_> {
         line("process", process.saturating_add(*tokenizer), &note)?;
         let (peak, [of]) = Bytes(footprint.peak()).beside([*budget]);
         in_words("peak", &peak, &format!("of {of} on {}", device.id()))?;
+        for sentence in &footprint.dequantized {
+            in_words("dequantized", "", sentence)?;
+        }
         if footprint.host() > 0 {
             in_words("host", &Bytes(footprint.host()).to_string(), "beside it")?;
         }
@@ -252,6 +255,7 @@ impl Report<'_> {
             "device": device.id().to_string(),
             "weight_bytes": plan.weights,
             "weight_bytes_by_dtype": encodings,
+            "dequantized": footprint.dequantized,
             "kv_bytes": plan.cache,
             "kv_bytes_per_token": sequences.map(|s| s.of_token),
             "kv_bytes_per_sequence": sequences.map(|s| s.of_sequence),

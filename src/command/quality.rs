@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::precision::{Activations, Precision, main_dtype};
 use sinew::models::quality::{self, Divergence, Exact};
-use sinew::models::{Checkpoint, EmbeddingModel, Error, LoadOptions, WeightOptions};
+use sinew::models::{Checkpoint, EmbeddingModel, Error, LoadOptions, Planner, WeightOptions};
 use sinew::ops::Context;
 
 use super::arguments::{STEPPING, of_settings};
@@ -135,7 +135,9 @@ impl Quality {
         let mut exact = Exact::new(load(exact(&options.weights, checkpoint)?)?, &texts);
         let go_on = &mut || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut rows = Vec::new();
-        for Form { name, weights } in forms(&options.weights, checkpoint, ctx, true)? {
+        for Form { name, weights } in
+            forms(&options.weights, checkpoint, &Planner::new(ctx, folder, options.weights.load)?, true)?
+        {
             if interrupted() {
                 break;
             }
@@ -162,7 +164,7 @@ impl Quality {
         };
         let (_, exact) = embedded(exact(&given, checkpoint)?)?;
         let mut rows = Vec::new();
-        for Form { name, weights } in forms(&given, checkpoint, ctx, false)? {
+        for Form { name, weights } in forms(&given, checkpoint, &Planner::new(ctx, folder, given.load)?, false)? {
             if interrupted() {
                 break;
             }
@@ -181,7 +183,7 @@ fn exact(given: &WeightOptions, checkpoint: &Checkpoint) -> Outcome<WeightOption
 
 /// What is compared with them: what settings ask for, or what a checkpoint has quantized, or else every format; without
 /// a head none that keeps it.
-fn forms(given: &WeightOptions, checkpoint: &Checkpoint, ctx: &Context, has_head: bool) -> Outcome<Vec<Form>> {
+fn forms(given: &WeightOptions, checkpoint: &Checkpoint, planner: &Planner<'_>, has_head: bool) -> Outcome<Vec<Form>> {
     let weights: Vec<(String, WeightOptions)> = match (given.quantize, given.dtype, checkpoint.quantization()) {
         (Some(how), ..) => vec![(quality::name(&how), *given)],
         (None, Some(dtype), _) => vec![(dtype.to_string(), *given)],
@@ -196,7 +198,7 @@ fn forms(given: &WeightOptions, checkpoint: &Checkpoint, ctx: &Context, has_head
         forms.push(Form { name: name.clone(), weights });
         if weights.activations.is_none() {
             let weights = WeightOptions { activations: Some(Activations::Int8), ..weights };
-            if weights.takes_activations(Some(checkpoint), ctx)? {
+            if planner.why_untaken(&weights)?.is_none() {
                 forms.push(Form { name, weights });
             }
         }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::models::precision::{Activations, Precision, Quantize};
+use sinew::models::precision::{Precision, Quantize};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
-use sinew::models::{Error, Folder, LoadOptions, Settings, WeightOptions, one_line};
+use sinew::models::{Error, Folder, LoadOptions, Planner, Settings, WeightOptions, one_line};
 use sinew::ops::Context;
+use sinew::ops::layers::Encoding;
 use sinew::tensor::{BlockValues, DType, PagedLayout};
 
 use super::Outcome;
@@ -155,26 +156,21 @@ impl Run {
         if let Some(quantize) = weights.quantize {
             quantize.check_device(ctx).map_err(|error| self.by("dtype", &error))?;
         }
-        if let Some(activations) = weights.activations {
-            let checkpoint = stored.map(|folder| folder.checkpoint(settings.load)).transpose()?;
-            if !weights.takes_activations(checkpoint.as_ref(), ctx)? {
-                let groups = checkpoint.map(|checkpoint| weights.groups_in_no_blocks(&checkpoint, ctx)).transpose()?;
-                let why = match (activations, groups.flatten()) {
-                    (_, Some(groups)) => format!(
-                        "is not for weights in {groups}, as the model's are: they are multiplied as floats, unless --dtype \
-                         int8 or int4 quantizes them again"
-                    ),
-                    (Activations::Bf16, None) => {
-                        "is for weights that are quantized: --dtype int8, int4 or fp8".to_owned()
-                    }
-                    (Activations::Int8, None) => {
-                        "in int8 is for weights that are quantized to integers: --dtype int8 or int4".to_owned()
-                    }
-                };
-                self.take_back(&mut settings, &["activations"], &why)?;
-            }
+        if let Some(untaken) = self.why_untaken(&weights, stored, ctx)? {
+            let why = format!("is not for {untaken}, unless --dtype int8 or int4 quantizes them as they are loaded");
+            self.take_back(&mut settings, &["activations"], &why)?;
         }
         Ok(settings)
+    }
+
+    /// What weights are of which none takes the activations that are asked for, if any are.
+    fn why_untaken(&self, weights: &WeightOptions, stored: Option<&Folder>, ctx: &Context) -> Outcome<Option<String>> {
+        let Some(activations) = weights.activations else { return Ok(None) };
+        Ok(match (weights.quantize, stored) {
+            (Some(how), _) if activations.are_taken(Encoding::Blocks(how.format)) => None,
+            (None, Some(folder)) => Planner::new(ctx, folder, self.settings().load)?.why_untaken(weights)?,
+            _ => Some("weights that are not quantized so".to_owned()),
+        })
     }
 
     /// How the decoder in a folder is loaded for a context to run one sequence; the bundled one without a folder.

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use sinew_ops::layers::{SliceToPack, UnitSlice, WeightPacker};
 
+use super::becomes::Becomes;
 use super::matrices::{StoredMatrices, bytes};
-use super::matrix::{Becomes, StoredMatrix};
+use super::matrix::StoredMatrix;
 use super::{Loader, Part};
 use crate::Result;
 use crate::checkpoint::Checkpoint;

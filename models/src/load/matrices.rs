@@ -6,8 +6,8 @@ use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
 
 use super::Part;
-use super::matrix::{Becomes, StoredMatrix};
-use crate::Result;
+use super::becomes::{Becomes, Why};
+use super::matrix::StoredMatrix;
 use crate::checkpoint::Checkpoint;
 use crate::precision::Precision;
 use crate::quantized::StoredModule;
@@ -34,7 +34,7 @@ impl StoredMatrices {
         parts: impl IntoIterator<Item = Part>,
         groups: usize,
         k: usize,
-    ) -> Result<Self> {
+    ) -> crate::Result<Self> {
         let (mut stored, mut all) = (Vec::<StoredMatrix>::new(), Vec::new());
         for part in parts {
             let rows = part.all_rows();
@@ -85,35 +85,16 @@ impl StoredMatrices {
     /// What the weight becomes on a device, if it may be in an order of columns or not: blocks stay as they are
     /// where all are in the same ones, those of a group in one order, and the device has a format for them.
     pub(super) fn becomes(&self, precision: &Precision, ctx: &Context, may_be_ordered: bool) -> Becomes {
-        let common = self.common_blocks(may_be_ordered);
-        let kept = precision.kept.and(common).filter(|&blocks| ctx.format(blocks).is_some());
-        let encoding =
-            kept.unwrap_or_else(|| precision.encoding(self.stored.iter().all(|matrix| matrix.part.may_be_quantized())));
-        let as_stored = common == Some(encoding);
-        let order = self.order().filter(|_| as_stored);
-        let may_stay = precision.kept.is_some() && !as_stored;
-        let dequantized = may_stay.then(|| self.why_dequantized(ctx, may_be_ordered)).flatten();
-        Becomes { encoding, as_stored, order, dequantized }
-    }
-
-    /// Why quantized ones among them do not stay as they are, in words of what they are.
-    fn why_dequantized(&self, ctx: &Context, may_be_ordered: bool) -> Option<String> {
-        let modules = || self.stored.iter().filter_map(StoredMatrix::module);
-        let first = modules().next()?;
-        if let Some(groups) = modules().find_map(StoredModule::groups_in_no_blocks) {
-            return Some(format!("in {groups}"));
-        }
-        let is_kept = |blocks| matches!(blocks, Encoding::Blocks(format) if ctx.format(format).is_some());
-        Some(match first.encoding() {
-            blocks if !is_kept(blocks) => format!("in {blocks}, which the device does not keep"),
-            blocks if self.stored.iter().any(|matrix| matrix.blocks() != Some(blocks)) => {
-                "parts of one product with others in another format".to_owned()
-            }
-            _ if !may_be_ordered && self.order().is_some() => {
-                "embeddings as well, and have an order of columns".to_owned()
-            }
-            _ => "parts of one product with others in another order of columns".to_owned(),
-        })
+        let common = self.common_blocks(ctx, may_be_ordered);
+        let (kept, dequantized) = match &common {
+            Some(Ok(blocks)) if precision.keeps_blocks => (Some(*blocks), None),
+            Some(Err(why)) if precision.keeps_blocks => (None, Some(why.clone())),
+            _ => (None, None),
+        };
+        let may_be_quantized = self.stored.iter().all(|matrix| matrix.part.may_be_quantized());
+        let encoding = kept.unwrap_or_else(|| precision.encoding(may_be_quantized));
+        let as_stored = matches!(common, Some(Ok(blocks)) if blocks == encoding);
+        Becomes { encoding, as_stored, order: self.order().filter(|_| as_stored), dequantized }
     }
 
     /// Bytes of what is read whole before any of it is packed: groups in which a matrix lies column after column and
@@ -125,14 +106,24 @@ impl StoredMatrices {
         whole.map(|group| bytes(group, checkpoint)).max().unwrap_or(0)
     }
 
-    /// The blocks that all are in, those of each group in one order.
-    fn common_blocks(&self, may_be_ordered: bool) -> Option<Encoding> {
-        let first = self.stored.first()?.blocks()?;
+    /// The blocks that all are in, those of each group in one order, of a format that the device has; or why there are
+    /// none, of those that are quantized. `None` where all are floats.
+    fn common_blocks(&self, ctx: &Context, may_be_ordered: bool) -> Option<Result<Encoding, Why>> {
+        let first = self.stored.iter().find_map(StoredMatrix::module)?;
+        if let Some(groups) =
+            self.stored.iter().filter_map(StoredMatrix::module).find_map(StoredModule::groups_in_no_blocks)
+        {
+            return Some(Err(Why::Groups(groups)));
+        }
+        let blocks = first.encoding();
         let one_order = |group: &[StoredMatrix]| group.iter().all(|matrix| matrix.order() == group[0].order());
-        let is_one = self.stored.iter().all(|matrix| matrix.blocks() == Some(first))
-            && self.by_group().all(|group| one_order(&self.stored[group]))
-            && (may_be_ordered || self.stored.iter().all(|matrix| matrix.order().is_none()));
-        is_one.then_some(first)
+        Some(match blocks {
+            Encoding::Blocks(format) if ctx.format(format).is_none() => Err(Why::NotKept(blocks.to_string())),
+            _ if self.stored.iter().any(|matrix| matrix.blocks() != Some(blocks)) => Err(Why::OtherFormat),
+            _ if !self.by_group().all(|group| one_order(&self.stored[group])) => Err(Why::OtherOrder),
+            _ if !may_be_ordered && self.stored.iter().any(|matrix| matrix.order().is_some()) => Err(Why::Ordered),
+            _ => Ok(blocks),
+        })
     }
 
     /// The order of columns of each group in blocks, where one has any.

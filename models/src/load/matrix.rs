@@ -8,6 +8,7 @@ use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
+use super::becomes::Becomes;
 use crate::checkpoint::Checkpoint;
 use crate::precision::float_dtype;
 use crate::quantized::{ModuleColumns, StoredModule};
@@ -29,25 +30,6 @@ enum Stored {
     Tensor(DType),
     /// Quantized.
     Module(Box<StoredModule>),
-}
-
-/// What a weight becomes.
-#[derive(Debug)]
-pub(super) struct Becomes {
-    pub encoding: Encoding,
-    /// Whether codes are packed as they are stored.
-    pub as_stored: bool,
-    /// The order of columns of each group, where codes are packed in one.
-    pub order: Option<Vec<u32>>,
-    /// Why codes become floats, where others of the checkpoint stay as they are.
-    pub dequantized: Option<String>,
-}
-
-impl Becomes {
-    /// Floats, whatever they are stored as.
-    pub(super) fn floats(dtype: DType) -> Self {
-        Self { encoding: dtype.into(), as_stored: false, order: None, dequantized: None }
-    }
 }
 
 impl StoredMatrix {
@@ -78,7 +60,7 @@ impl StoredMatrix {
         }
     }
 
-    /// It, where it is quantized.
+    /// The module that it is, if it is no tensor of floats.
     pub(super) fn module(&self) -> Option<&StoredModule> {
         match &self.stored {
             Stored::Tensor(_) => None,

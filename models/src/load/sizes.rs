@@ -11,6 +11,7 @@ use sinew_ops::layers::{
 use sinew_tensor::DType;
 
 use super::Part;
+use super::becomes::Dequantized;
 use super::bytes::DeviceBytes;
 use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
 use super::matrices::StoredMatrices;
@@ -32,6 +33,8 @@ pub(crate) struct Sizes<'a> {
     pub weights: Vec<(Part, usize, Encoding)>,
     /// The names of embedding tables.
     pub tables: Vec<String>,
+    /// What of them is quantized and would not stay so.
+    pub dequantized: Dequantized,
     /// What is made of them, and of vectors.
     pub made: Vec<Made>,
     /// What a step works on and is given; none where that is more than can be counted.
@@ -56,9 +59,22 @@ pub(crate) struct Made {
 impl<'a> Sizes<'a> {
     /// Of a checkpoint on a context's device.
     pub(crate) fn new(ctx: &'a Context, checkpoint: &'a Checkpoint, precision: Precision) -> Self {
-        let (weights, tables, made, ropes, counts_workspace, workspace) = Default::default();
+        let (weights, tables, dequantized, made) = Default::default();
+        let (ropes, counts_workspace, workspace) = Default::default();
         let activations = Some(ArenaPlan::new(ctx.device().alignment()));
-        Self { checkpoint, precision, ctx, weights, tables, made, activations, ropes, counts_workspace, workspace }
+        Self {
+            checkpoint,
+            precision,
+            ctx,
+            weights,
+            tables,
+            dequantized,
+            made,
+            activations,
+            ropes,
+            counts_workspace,
+            workspace,
+        }
     }
 
     /// The same, and what the kernels that are chosen work in.
@@ -71,23 +87,33 @@ impl<'a> Sizes<'a> {
         self.ctx.device().id().kind
     }
 
-    /// Bytes of all that was counted.
+    /// Refuses activations that none of the weights that were counted takes.
     ///
     /// # Errors
-    /// Activations that none of the weights takes, though the checkpoint has some that by themselves would.
-    pub(crate) fn device_bytes(&self) -> Result<DeviceBytes> {
-        let asked = self.precision.activations_of_quantized;
-        let is_taken = |activations: Activations| self.weights.iter().any(|(.., it)| activations.are_taken(*it));
-        if let Some(activations) = asked.filter(|&activations| !is_taken(activations)) {
-            return Err(activations.refused("weights that are multiplied as floats"));
-        }
+    /// [`Error::Unsupported`](crate::Error::Unsupported).
+    pub(crate) fn check_activations(&self) -> Result<()> {
+        let Some(activations) = self.precision.activations_of_quantized else { return Ok(()) };
+        self.why_untaken(activations).map_or(Ok(()), |weights| Err(activations.refused(&weights)))
+    }
+
+    /// What the weights that were counted are, in words, of which none takes such activations; `None` where one does.
+    pub(crate) fn why_untaken(&self, activations: Activations) -> Option<String> {
+        let is_taken = self.weights.iter().any(|(.., encoding)| activations.are_taken(*encoding));
+        (!is_taken).then(|| match self.dequantized.why() {
+            Some(why) => format!("weights {why}, which are multiplied as floats"),
+            None => "weights that are not quantized so".to_owned(),
+        })
+    }
+
+    /// Bytes of all that was counted.
+    pub(crate) fn device_bytes(&self) -> DeviceBytes {
         let weights = sum(self.made.iter().map(|made| made.bytes));
-        Ok(DeviceBytes {
+        DeviceBytes {
             weights,
             activations: self.activations.as_ref().map_or(usize::MAX, ArenaPlan::bytes),
             tables: self.ropes,
             ..DeviceBytes::default()
-        })
+        }
     }
 
     /// The weight of a product of these parts, in so many groups, and their biases.
@@ -106,6 +132,7 @@ impl<'a> Sizes<'a> {
             self.made_vector(sum(matrices.parts().iter().map(|(part, _)| part.len())));
         }
         let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
+        self.dequantized.add(&matrices, &becomes);
         let encoding = becomes.encoding;
         let shape = self.ctx.packed_shape(encoding, groups, [sum(matrices.rows()), k], gated)?;
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));

@@ -179,12 +179,13 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let order = weight.order().map_or(0, |order| order.shape().iter().product::<usize>() * 4);
         let in_blocks = matches!(weight.shape().encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
-        let said = loader.dequantized.into_iter().collect::<Vec<_>>();
-        let unlike = "parts of one product with others in another order of columns";
-        let of_it = (unlike.to_owned(), ["0.gate", "1.gate", "0.up", "1.up"].map(str::to_owned).to_vec());
+        let said: Vec<String> = loader.dequantized.sentences(DType::F16).collect();
+        let of_it = "4 quantized weights that are parts of one product with others in another order of columns are held and \
+                     multiplied as f16: 0.gate, 0.up, 1.gate, …";
         assert_eq!(said, if apart { vec![of_it] } else { vec![] });
+        assert_eq!(sizes.dequantized, loader.dequantized);
         let bytes: usize = weight.tensor().shape().iter().product();
-        assert_eq!(sizes.device_bytes().expect("bytes").weights, bytes + order, "{method}, {has_order}, {apart}");
+        assert_eq!(sizes.device_bytes().weights, bytes + order, "{method}, {has_order}, {apart}");
     }
 }
 
@@ -303,7 +304,7 @@ fn experts_of(checkpoint: &Checkpoint, parts: &[Part], [count, k]: [usize; 2]) -
     let bias = bias.expect("there are biases");
     let packed: Vec<u8> = weight.tensor().to_vec().expect("bytes");
     let biases: Vec<f32> = bias.to_vec().expect("values");
-    assert_eq!(sizes.device_bytes().expect("bytes").weights, packed.len() + 4 * biases.len());
+    assert_eq!(sizes.device_bytes().weights, packed.len() + 4 * biases.len());
     (packed, biases, bias.shape().to_vec())
 }
 
@@ -417,7 +418,7 @@ fn sinks_are_f32_as_exactly_as_they_are_stored_and_planned_for() {
     assert_eq!(sinks.to_vec::<f32>().expect("f32"), values);
     let mut sizes = Sizes::new(&ctx, &checkpoint, precision);
     sizes.sinks("sinks", 3).expect("they fit");
-    assert_eq!([sizes.device_bytes().expect("bytes").weights, loader.held().others], [12; 2]);
+    assert_eq!([sizes.device_bytes().weights, loader.held().others], [12; 2]);
     let error = loader.sinks("sinks", 4).expect_err("four heads").to_string();
     assert!(error.contains("sinks") && error.contains("[4]"), "{error}");
 }

@@ -10,10 +10,10 @@ use crate::precision::Precision;
 use crate::{DecoderConfig, LoadOptions, Result};
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels
-/// and what the headers of a checkpoint say: its peak less what the pool then holds, of models of 1 to 500 MB, is 21.5 MiB with
-/// one thread and 20.6 to 23.8 with two.
+/// and what the headers of a checkpoint say: its peak less what the pool then holds, of models of 80 to 300 MB, is 21.5 MiB with
+/// one thread and 22.0 to 23.8 with two.
 const PROCESS_BYTES: usize = 21 << 20;
-/// What a thread of the team takes: its stack as far as it is touched, and an arena of the allocator, as far as that is.
+/// What a thread of the team takes: its stack as far as it is touched, and an arena of the allocator. What two take more than one.
 const THREAD_BYTES: usize = 1 << 20;
 /// Bytes of a tokenizer in memory for each byte of its file: the vocabulary both ways, merges, and expressions. 7.2 MB of
 /// 151,643 byte pairs take 43 MB.
@@ -36,6 +36,8 @@ pub struct Footprint {
     pub plan: DeviceBytes,
     /// The weights of the plan in each encoding, the most bytes first.
     pub weights: Vec<(Encoding, usize)>,
+    /// What of them the checkpoint has quantized and is not held so, in a sentence for each reason.
+    pub dequantized: Vec<String>,
     /// How sequences share the cache, of a decoder that generates.
     pub sequences: Option<SequenceBytes>,
     /// What kernels work on while they run.

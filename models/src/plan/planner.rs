@@ -124,6 +124,30 @@ impl<'a> Planner<'a> {
         matches!(self.purpose, Purpose::Embed(_))
     }
 
+    /// What the weights are, in words, of which none takes the [activations](WeightOptions::activations) that are asked
+    /// for; `None` where one does, or none are asked for.
+    ///
+    /// # Errors
+    /// Those of [`Planner::footprint`].
+    pub fn why_untaken(&self, weights: &WeightOptions) -> Result<Option<String>> {
+        let Some(activations) = weights.activations else { return Ok(None) };
+        let options =
+            LoadOptions { weights: WeightOptions { activations: None, ..*weights }, ..LoadOptions::default() };
+        let mut sizes = Sizes::new(self.ctx, &self.checkpoint, self.precision(&options)?);
+        match self.purpose {
+            Purpose::Generate(config) => options.device_bytes(config, &mut sizes)?,
+            Purpose::Embed(config) => passes::device_bytes(config, &mut sizes)?,
+        };
+        Ok(sizes.why_untaken(activations))
+    }
+
+    fn precision(&self, options: &LoadOptions) -> Result<Precision> {
+        match self.purpose {
+            Purpose::Generate(_) => options.precision(&self.checkpoint, self.ctx),
+            Purpose::Embed(_) => options.weights.precision(&self.checkpoint, self.ctx),
+        }
+    }
+
     /// What a process takes that loads the model so and runs it.
     ///
     /// # Errors
@@ -131,10 +155,7 @@ impl<'a> Planner<'a> {
     /// of [`Checkpoint::refuse_unread`].
     pub fn footprint(&self, options: &LoadOptions) -> Result<Footprint> {
         let device = &**self.ctx.device();
-        let precision = match self.purpose {
-            Purpose::Generate(_) => options.precision(&self.checkpoint, self.ctx)?,
-            Purpose::Embed(_) => options.weights.precision(&self.checkpoint, self.ctx)?,
-        };
+        let precision = self.precision(options)?;
         let mut sizes = Sizes::new(self.ctx, &self.checkpoint, precision).with_workspace();
         let (plan, cache, sequences) = match self.purpose {
             Purpose::Generate(config) => {
@@ -149,8 +170,11 @@ impl<'a> Planner<'a> {
                 (plan, plan.cache, None)
             }
         };
+        sizes.check_activations()?;
+        let dequantized = sizes.dequantized.sentences(precision.weights).collect();
         let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
+            dequantized,
             weights: footprint::by_encoding(&made),
             sequences,
             workspace,

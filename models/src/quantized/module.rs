@@ -153,14 +153,12 @@ impl StoredModule {
         self.blocks.map_or(Encoding::Float(self.dtype), Encoding::Blocks)
     }
 
-    /// Its groups, in words, where its codes are integers and these are why it is packed as floats.
+    /// Its groups, in words, where they are why it is packed as floats.
     pub fn groups_in_no_blocks(&self) -> Option<String> {
         let size = self.groups.size;
-        match GROUP_SIZES.iter().any(|packed| size.is_multiple_of(*packed)) {
-            _ if self.blocks.is_some() || !self.values.is_integer() => None,
-            true => Some("groups of unlike sizes".to_owned()),
-            false => Some(format!("groups of {size}")),
-        }
+        let are_whole = GROUP_SIZES.iter().any(|packed| size.is_multiple_of(*packed));
+        let groups = || if are_whole { "groups of unlike sizes".to_owned() } else { format!("groups of {size}") };
+        self.blocks.is_none().then(groups)
     }
 
     /// The order in which its columns are packed in blocks, where groups are scattered (act-order): those of a group side
