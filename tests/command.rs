@@ -517,7 +517,7 @@ fn quantized_weights_that_become_floats_are_named() {
     let folder = changed(&unlike);
     let model = folder.path().to_str().expect("the path is UTF-8");
     let compared = stdout(&sinew(&["quality", "--model", model, "--tokens", "1,5,9"]));
-    assert!(compared.lines().count() == 3 && compared.contains(" f16 "), "{compared}");
+    assert!(compared.lines().count() == 3 && compared.contains(" f32 "), "{compared}");
     let planned = stdout(&sinew(&["plan", &fixture(OWN_ORDERS)]));
     let line = planned.lines().find(|line| line.starts_with("dequantized")).expect("a line");
     assert!(line.contains("10 quantized weights that are parts of one product"), "{line}");
