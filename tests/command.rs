@@ -457,7 +457,7 @@ fn groups_that_no_kernel_takes_are_named_where_int8_activations_are_refused() {
     let generate = ["generate", "--model", model, "--tokens", "1,2", "--max-new-tokens", "1"];
     stdout(&sinew(&generate));
     for activations in ["int8", "bf16"] {
-        let words = ["--activations", "groups of 16", "multiplied as floats", "--dtype int8 or int4 quantizes them"];
+        let words = ["--activations", "groups of 16", "multiplied as floats", "quantizes them as they are loaded"];
         refused(&[&generate[..], &["--activations", activations]].concat(), &words);
     }
     stdout(&sinew(&[&generate[..], &["--activations", "int8", "--dtype", "int4"]].concat()));
@@ -511,7 +511,7 @@ fn quantized_weights_that_become_floats_are_named() {
         };
         assert_eq!(run(&in_order, activations), (true, String::new()));
         let (runs, said) = run(&unlike, activations);
-        assert!(!runs && said.contains("is not for weights in groups of unlike sizes"), "{said}");
+        assert!(!runs && said.contains("not for weights in groups of unlike sizes"), "{said}");
     }
     // Then they are not compared.
     let folder = changed(&unlike);
@@ -520,7 +520,7 @@ fn quantized_weights_that_become_floats_are_named() {
     assert!(compared.lines().count() == 3 && compared.contains(" f32 "), "{compared}");
     let planned = stdout(&sinew(&["plan", &fixture(OWN_ORDERS)]));
     let line = planned.lines().find(|line| line.starts_with("dequantized")).expect("a line");
-    assert!(line.contains("10 quantized weights that are parts of one product"), "{line}");
+    assert!(line.contains("10 quantized weights of products"), "{line}");
 }
 
 #[test]

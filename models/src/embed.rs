@@ -15,7 +15,7 @@ use crate::config::check_positions;
 use crate::load::{DeviceBytes, Loader, Progress, Sizes};
 use crate::load_options::LoadOptions;
 use crate::passes::{self, MAX_TEXTS};
-use crate::plan::{Planner, Purpose};
+use crate::plan::{Footprint, Planner, Purpose};
 use crate::pooling::{EmbeddingConfig, Pooling, normalize};
 use crate::precision::{Precision, WeightOptions};
 use crate::{Error, Folder, ModelConfig, Result, Tokenizer};
@@ -79,9 +79,11 @@ impl EmbeddingModel {
         let checkpoint = folder.checkpoint(options.load)?;
         let precision = options.precision(&checkpoint, &ctx)?;
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
-        let plan = Planner::of(&ctx, Purpose::Embed(model), &checkpoint).refuse_beyond_memory(&loaded, "embeddings")?;
+        let Footprint { plan, kept, .. } =
+            Planner::of(&ctx, Purpose::Embed(model), &checkpoint).refuse_beyond_memory(&loaded, "embeddings")?;
         let tokenizer = folder.tokenizer()?;
         ctx.prefetch()?;
+        let precision = Precision { kept, ..precision };
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
         let backbone = Backbone::load(&mut loader, model)?;
         Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })

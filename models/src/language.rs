@@ -17,7 +17,8 @@ use crate::decoder::Decoder;
 use crate::error::count_of;
 use crate::load::{DeviceBytes, Loader, Sizes};
 pub use crate::load_options::LoadOptions;
-use crate::plan::{Planner, Purpose};
+use crate::plan::{Footprint, Planner, Purpose};
+use crate::precision::Precision;
 use crate::sampling::{Asked, argmax};
 use crate::steps::Steps;
 use crate::steps::logits::Logits;
@@ -106,10 +107,11 @@ impl LanguageModel {
         let precision = options.precision(checkpoint, &ctx)?;
         let limits = options.limits(config)?;
         let (sequences, tokens) = (count_of(limits.max_sequences, "sequence"), count_of(limits.context, "token"));
-        let plan = Planner::of(&ctx, Purpose::Generate(config), checkpoint)
+        let Footprint { plan, kept, .. } = Planner::of(&ctx, Purpose::Generate(config), checkpoint)
             .refuse_beyond_memory(options, &format!("{sequences} of {tokens}"))?;
         let tokenizer = tokenizer()?;
         ctx.prefetch()?;
+        let precision = Precision { kept, ..precision };
         let mut loader = Loader::new(ctx.clone(), checkpoint, precision, plan.activations, progress);
         let decoder = Decoder::load(&mut loader, config, limits)?;
         let mut cache = KvCache::new(&ctx, options.cache_shape(config, precision)?)?;

@@ -263,6 +263,7 @@ impl Maker<Loaded> for Loader<'_> {
         let dtype = self.precision.weights;
         let packer = WeightPacker::table(&self.ctx, dtype, part.len(), width)?;
         let matrices = StoredMatrices::of(self.checkpoint, [part], 1, width)?;
+        matrices.stored().iter().for_each(|table| self.dequantized.add_table(&self.precision, table));
         let table = self.fill(packer, &matrices, &Becomes::floats(dtype))?.finish_table()?;
         let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
         self.held.tables += embedding.own_bytes();

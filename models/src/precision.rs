@@ -96,15 +96,8 @@ impl WeightOptions {
         if let Some(quantize) = self.quantize {
             quantize.check_device(ctx)?;
         }
-        let kept = if keeps_blocks { first_blocks(checkpoint, ctx)? } else { None };
         let precision = Precision::of(dtype, ctx.device().hardware())?;
-        Ok(Precision {
-            quantize: self.quantize,
-            keeps_blocks,
-            kept,
-            activations_of_quantized: self.activations,
-            ..precision
-        })
+        Ok(Precision { quantize: self.quantize, keeps_blocks, activations_of_quantized: self.activations, ..precision })
     }
 }
 
@@ -133,7 +126,8 @@ pub struct Precision {
     pub quantize: Option<Quantize>,
     /// Whether weights that the checkpoint has quantized stay so, where they can.
     pub keeps_blocks: bool,
-    /// What the first of the weights is that the checkpoint has quantized and that stay so.
+    /// What most weights are in that the checkpoint has quantized and that stay so, once that is known: of a model that was
+    /// planned or loaded.
     pub kept: Option<Encoding>,
     /// What products with quantized weights read, if not what others do.
     pub activations_of_quantized: Option<Activations>,
@@ -274,19 +268,6 @@ impl Precision {
             None => self.compute,
         }
     }
-}
-
-/// The blocks of the first module of a checkpoint that is in such, and stays in them on a device.
-fn first_blocks(checkpoint: &Checkpoint, ctx: &Context) -> Result<Option<Encoding>> {
-    for module in checkpoint.names().filter_map(quantized::may_be_of) {
-        let encoding = checkpoint.module(module)?.map(|module| module.encoding());
-        if let Some(Encoding::Blocks(format)) = encoding
-            && ctx.format(format).is_some()
-        {
-            return Ok(encoding);
-        }
-    }
-    Ok(None)
 }
 
 /// The dtype of a tensor that must be floating point.

@@ -269,12 +269,6 @@ pub(crate) fn module_of(tensor: &str, is_meant: impl Fn(&str) -> bool) -> Option
     modules.filter(|(module, _)| is_meant(module)).last()
 }
 
-/// The module that a tensor is of, if it is one of a quantized module.
-pub(crate) fn may_be_of(tensor: &str) -> Option<&str> {
-    // MXFP4 names tensors by the module and an end without a dot.
-    tensor.strip_suffix("_blocks").or_else(|| Some(tensor.rsplit_once('.')?.0))
-}
-
 /// Whether a module's tensor with this end of its name says how activations, or keys and values in a cache, are rounded:
 /// without it they are nearer to what they were.
 pub(crate) fn rounds_activations(end: &str) -> bool {

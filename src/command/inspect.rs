@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use sinew::models::plan::SequenceBytes;
+use sinew::models::precision::Precision;
 use sinew::models::tensors::TensorInfo;
 use sinew::models::{
-    Checkpoint, DeviceBytes, EmbeddingModel, Folder, LanguageModel, Load, LoadOptions, ModelConfig, WeightOptions,
-    one_line, printable,
+    Checkpoint, Folder, Footprint, Load, LoadOptions, ModelConfig, Planner, WeightOptions, one_line, printable,
 };
 use sinew::ops::layers::Encoding;
 
@@ -78,20 +78,21 @@ impl Inspect {
     ) -> Outcome<sinew::models::Result<Needs>> {
         let ctx = &*run.context()?;
         let weights = WeightOptions { load: Load::Read, ..run.weight_options(Some(folder), ctx)? };
-        if folder.embeds()? {
-            run.refuse_generating()?;
-            return Ok(weights.precision(checkpoint, ctx).and_then(|precision| {
-                let plan = EmbeddingModel::plan(config, checkpoint, &weights, ctx)?;
-                Ok(Needs { plan, encoding: precision.main_encoding(), sequence: None })
-            }));
-        }
-        let config = config.as_decoder()?;
-        let options = LoadOptions { weights, ..run.load_options(Some(folder), ctx)? };
-        options.limits(config)?;
-        Ok(options.precision(checkpoint, ctx).and_then(|precision| {
-            let plan = LanguageModel::plan(config, checkpoint, &options, ctx)?;
-            let sequence = Some(SequenceBytes::of(config, &options, precision)?);
-            Ok(Needs { plan, encoding: precision.main_encoding(), sequence })
+        let options = match folder.embeds()? {
+            true => {
+                run.refuse_generating()?;
+                LoadOptions { weights, ..LoadOptions::default() }
+            }
+            false => {
+                let options = LoadOptions { weights, ..run.load_options(Some(folder), ctx)? };
+                options.limits(config.as_decoder()?)?;
+                options
+            }
+        };
+        Ok(Planner::with(ctx, folder, checkpoint).and_then(|planner| {
+            let footprint = planner.footprint(&options)?;
+            let precision = Precision { kept: footprint.kept, ..weights.precision(checkpoint, ctx)? };
+            Ok(Needs { footprint, encoding: precision.main_encoding() })
         }))
     }
 }
@@ -109,10 +110,9 @@ struct Findings<'a> {
 
 /// What a model takes once it is loaded.
 struct Needs {
-    plan: DeviceBytes,
+    footprint: Footprint,
+    /// What most of its weights are in.
     encoding: Encoding,
-    /// Of a decoder that generates.
-    sequence: Option<SequenceBytes>,
 }
 
 /// Tensors and bytes for each dtype in the files.
@@ -147,9 +147,13 @@ fn print(out: &mut impl Write, tensors: &Tensors<'_>, findings: &Findings<'_>) -
     if let Some(refused) = refused {
         writeln!(out, "refused       {refused}")?;
     }
-    let Some(Needs { plan, encoding, sequence }) = needs else { return Ok(()) };
+    let Some(Needs { footprint, encoding }) = needs else { return Ok(()) };
+    let Footprint { plan, sequences, dequantized, .. } = footprint;
     writeln!(out, "weights       {} in {encoding}", megabytes(plan.weights))?;
-    match sequence {
+    for sentence in dequantized {
+        writeln!(out, "dequantized   {sentence}")?;
+    }
+    match sequences {
         Some(SequenceBytes { context, of_token, .. }) => {
             writeln!(out, "KV cache      {of_token} bytes per token, {} for {context} tokens", megabytes(plan.cache))?
         }
@@ -194,16 +198,17 @@ fn as_json(checkpoint: &Checkpoint, tensors: &Tensors<'_>, findings: &Findings<'
         "refused": refused,
         "tensors": all,
         "totals": totals,
-        "needs": needs.as_ref().map(|needs| json!({
-            "dtype": needs.encoding.to_string(),
-            "context": needs.sequence.map(|sequence| sequence.context),
-            "kv_bytes_per_token": needs.sequence.map(|sequence| sequence.of_token),
-            "weight_bytes": needs.plan.weights,
-            "kv_bytes": needs.plan.cache,
-            "activation_bytes": needs.plan.activations,
-            "table_bytes": needs.plan.tables,
-            "logit_bytes": needs.plan.logits,
-            "total_bytes": needs.plan.total(),
+        "needs": needs.as_ref().map(|Needs { footprint: Footprint { plan, sequences, dequantized, .. }, encoding }| json!({
+            "dtype": encoding.to_string(),
+            "dequantized": dequantized,
+            "context": sequences.map(|sequence| sequence.context),
+            "kv_bytes_per_token": sequences.map(|sequence| sequence.of_token),
+            "weight_bytes": plan.weights,
+            "kv_bytes": plan.cache,
+            "activation_bytes": plan.activations,
+            "table_bytes": plan.tables,
+            "logit_bytes": plan.logits,
+            "total_bytes": plan.total(),
         })),
     })
 }

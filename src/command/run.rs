@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sinew::demo;
-use sinew::models::precision::{Precision, Quantize};
+use sinew::models::precision::{Activations, Precision, Quantize};
 use sinew::models::settings::{Field, Resolved, Source, WeightDType};
 use sinew::models::{Error, Folder, LoadOptions, Planner, Settings, WeightOptions, one_line};
 use sinew::ops::Context;
@@ -156,21 +156,39 @@ impl Run {
         if let Some(quantize) = weights.quantize {
             quantize.check_device(ctx).map_err(|error| self.by("dtype", &error))?;
         }
-        if let Some(untaken) = self.why_untaken(&weights, stored, ctx)? {
-            let why = format!("is not for {untaken}, unless --dtype int8 or int4 quantizes them as they are loaded");
+        if let Some((activations, weights)) = self.untaken(&weights, stored, ctx) {
+            let [wanted, formats] = match activations {
+                Activations::Bf16 => ["quantized", "int8, int4 or fp8"],
+                Activations::Int8 => ["quantized to integers", "int8 or int4"],
+            };
+            let why = format!(
+                "in {activations} is for weights that are {wanted}, not for {weights}: --dtype {formats} quantizes them as \
+                 they are loaded"
+            );
             self.take_back(&mut settings, &["activations"], &why)?;
         }
         Ok(settings)
     }
 
-    /// What weights are of which none takes the activations that are asked for, if any are.
-    fn why_untaken(&self, weights: &WeightOptions, stored: Option<&Folder>, ctx: &Context) -> Outcome<Option<String>> {
-        let Some(activations) = weights.activations else { return Ok(None) };
-        Ok(match (weights.quantize, stored) {
+    /// The activations that are asked for, if none of the weights takes them, and what these are. What cannot be planned is
+    /// not loaded either, which says why.
+    fn untaken(
+        &self,
+        weights: &WeightOptions,
+        stored: Option<&Folder>,
+        ctx: &Context,
+    ) -> Option<(Activations, String)> {
+        let activations = weights.activations?;
+        let untaken = match (weights.quantize, stored) {
             (Some(how), _) if activations.are_taken(Encoding::Blocks(how.format)) => None,
-            (None, Some(folder)) => Planner::new(ctx, folder, self.settings().load)?.why_untaken(weights)?,
-            _ => Some("weights that are not quantized so".to_owned()),
-        })
+            (Some(how), _) => Some(format!("weights in {}", Encoding::Blocks(how.format))),
+            (None, Some(folder)) => {
+                let planner = Planner::new(ctx, folder, self.settings().load).ok()?;
+                planner.why_untaken(weights).ok()?
+            }
+            (None, None) => Some("floats".to_owned()),
+        };
+        untaken.map(|weights| (activations, weights))
     }
 
     /// How the decoder in a folder is loaded for a context to run one sequence; the bundled one without a folder.

@@ -7,6 +7,8 @@ use sinew_ops::layers::Encoding;
 use sinew_tensor::DType;
 
 use super::matrices::StoredMatrices;
+use super::matrix::StoredMatrix;
+use crate::precision::Precision;
 use crate::tensors::first_names;
 
 /// What a weight becomes.
@@ -28,7 +30,7 @@ impl Becomes {
     }
 }
 
-/// Why what a checkpoint has quantized does not stay so: what such weights are.
+/// Why what a checkpoint has quantized does not stay so: what such weights are in, or of.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
     /// In groups that no blocks are made of, in words.
@@ -39,18 +41,21 @@ pub(crate) enum Why {
     OtherFormat,
     /// Parts of a product whose others have another order of columns.
     OtherOrder,
-    /// Looked up as an embedding, whose values have to be in their own order.
+    /// Looked up as an embedding as well, whose values have to be in their own order.
     Ordered,
+    /// Looked up as an embedding alone.
+    Table,
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Groups(groups) => write!(f, "in {groups}"),
-            Self::NotKept(blocks) => write!(f, "in {blocks}, which the device does not keep,"),
-            Self::OtherFormat => f.write_str("that are parts of one product with others in another format"),
-            Self::OtherOrder => f.write_str("that are parts of one product with others in another order of columns"),
-            Self::Ordered => f.write_str("that are embeddings as well and have an order of columns"),
+            Self::NotKept(blocks) => write!(f, "in {blocks} that the device does not keep"),
+            Self::OtherFormat => f.write_str("of products with parts in other formats"),
+            Self::OtherOrder => f.write_str("of products with parts in other orders of columns"),
+            Self::Ordered => f.write_str("of embeddings that are heads, with an order of columns"),
+            Self::Table => f.write_str("of embeddings alone"),
         }
     }
 }
@@ -62,8 +67,22 @@ pub(crate) struct Dequantized(BTreeMap<Why, BTreeSet<String>>);
 impl Dequantized {
     /// Adds those of matrices, if that is what they become.
     pub(super) fn add(&mut self, matrices: &StoredMatrices, becomes: &Becomes) {
-        if let Some(why) = &becomes.dequantized {
-            self.0.entry(why.clone()).or_default().extend(matrices.modules().map(str::to_owned));
+        let Some(why) = &becomes.dequantized else { return };
+        for (name, module) in matrices.modules() {
+            // Of parts in groups of their own alone these are why.
+            let of_it = match (module.groups_in_no_blocks(), why) {
+                (Some(groups), _) => Why::Groups(groups),
+                (None, Why::Groups(_)) => Why::OtherFormat,
+                (None, why) => why.clone(),
+            };
+            self.0.entry(of_it).or_default().insert(name.to_owned());
+        }
+    }
+
+    /// Adds an embedding's table, where it is quantized.
+    pub(super) fn add_table(&mut self, precision: &Precision, table: &StoredMatrix) {
+        if precision.keeps_blocks && table.module().is_some() {
+            self.0.entry(Why::Table).or_default().insert(table.part.name().to_owned());
         }
     }
 
@@ -77,7 +96,7 @@ impl Dequantized {
         self.0.iter().map(move |(why, names)| {
             let (count, names) = (names.len(), names.iter().collect::<Vec<_>>());
             let [weights, are] = if count == 1 { ["weight", "is"] } else { ["weights", "are"] };
-            format!("{count} quantized {weights} {why} {are} held and multiplied as {dtype}: {}", first_names(&names))
+            format!("{count} quantized {weights} {why} {are} held as {dtype}: {}", first_names(&names))
         })
     }
 }

@@ -52,9 +52,9 @@ impl StoredMatrices {
         &self.stored
     }
 
-    /// The names of those that are quantized.
-    pub(super) fn modules(&self) -> impl Iterator<Item = &str> {
-        self.stored.iter().filter(|matrix| matrix.module().is_some()).map(|matrix| matrix.part.name())
+    /// Those that are quantized, by name.
+    pub(super) fn modules(&self) -> impl Iterator<Item = (&str, &StoredModule)> {
+        self.stored.iter().filter_map(|matrix| Some((matrix.part.name(), matrix.module()?)))
     }
 
     /// Those that the parts of each group are of.

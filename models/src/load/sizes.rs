@@ -96,13 +96,24 @@ impl<'a> Sizes<'a> {
         self.why_untaken(activations).map_or(Ok(()), |weights| Err(activations.refused(&weights)))
     }
 
-    /// What the weights that were counted are, in words, of which none takes such activations; `None` where one does.
+    /// What the weights that were counted are, in words, if none takes such activations.
     pub(crate) fn why_untaken(&self, activations: Activations) -> Option<String> {
-        let is_taken = self.weights.iter().any(|(.., encoding)| activations.are_taken(*encoding));
-        (!is_taken).then(|| match self.dequantized.why() {
-            Some(why) => format!("weights {why}, which are multiplied as floats"),
-            None => "weights that are not quantized so".to_owned(),
+        let encodings = || self.weights.iter().map(|(.., encoding)| *encoding);
+        let in_blocks = encodings().find(|encoding| matches!(encoding, Encoding::Blocks(_)));
+        (!encodings().any(|encoding| activations.are_taken(encoding))).then(|| {
+            match (in_blocks, self.dequantized.why()) {
+                (Some(blocks), _) => format!("weights in {blocks}"),
+                (None, Some(why)) => format!("weights {why}, which are multiplied as floats"),
+                (None, None) => "floats".to_owned(),
+            }
         })
+    }
+
+    /// What most bytes of the weights are in that would stay as the checkpoint has them quantized.
+    pub(crate) fn kept(&self) -> Option<Encoding> {
+        let of = |encoding| sum(self.made.iter().filter(|made| made.encoding == encoding).map(|made| made.bytes));
+        let blocks = self.made.iter().map(|made| made.encoding).filter(|it| matches!(it, Encoding::Blocks(_)));
+        blocks.filter(|_| self.precision.keeps_blocks).max_by_key(|&encoding| of(encoding))
     }
 
     /// Bytes of all that was counted.
@@ -192,7 +203,8 @@ impl Maker<Counted> for Sizes<'_> {
         let dtype = self.precision.weights;
         let bytes = bytes(dtype, &[part.len(), width]);
         self.tables.push(part.name().to_owned());
-        StoredMatrix::of(self.checkpoint, part, width)?;
+        let table = StoredMatrix::of(self.checkpoint, part, width)?;
+        self.dequantized.add_table(&self.precision, &table);
         self.floats(dtype, bytes);
         Ok(())
     }

@@ -180,8 +180,7 @@ fn a_plan_has_what_loading_makes_of_experts() {
         let in_blocks = matches!(weight.shape().encoding(), Encoding::Blocks(_));
         assert_eq!((in_blocks, order > 0), (!apart, has_order && !apart), "{method}, {has_order}, {apart}");
         let said: Vec<String> = loader.dequantized.sentences(DType::F16).collect();
-        let of_it = "4 quantized weights that are parts of one product with others in another order of columns are held and \
-                     multiplied as f16: 0.gate, 0.up, 1.gate, …";
+        let of_it = "4 quantized weights of products with parts in other orders of columns are held as f16: 0.gate, 0.up, 1.gate, …";
         assert_eq!(said, if apart { vec![of_it] } else { vec![] });
         assert_eq!(sizes.dequantized, loader.dequantized);
         let bytes: usize = weight.tensor().shape().iter().product();

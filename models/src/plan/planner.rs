@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use sinew_memory::Bytes;
 use sinew_ops::Context;
-use sinew_ops::layers::OldKv;
+use sinew_ops::layers::{Encoding, OldKv};
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
 use super::footprint::{self, Footprint, SequenceBytes};
@@ -13,7 +13,7 @@ use super::purpose::Purpose;
 use super::room::{most_that_fits, refuse_beyond_memory};
 use crate::documents::FileName;
 use crate::error::count_of;
-use crate::load::{DeviceBytes, Sizes};
+use crate::load::Sizes;
 use crate::load_options::LoadOptions;
 use crate::passes;
 use crate::precision::{Precision, Quantize, main_dtype};
@@ -114,6 +114,14 @@ impl<'a> Planner<'a> {
         Ok(Self { ctx, purpose, checkpoint: MaybeOwned::Own(folder.checkpoint(load)?), tokenizer })
     }
 
+    /// A planner of the model in a folder whose headers were read.
+    ///
+    /// # Errors
+    /// Files that are missing or damaged, or an architecture that is not supported.
+    pub fn with(ctx: &'a Context, folder: &'a Folder, checkpoint: &'a Checkpoint) -> Result<Self> {
+        Ok(Self::of(ctx, Purpose::of(folder)?, checkpoint))
+    }
+
     /// A planner of a checkpoint that is being loaded, beside its tokenizer.
     pub(crate) fn of(ctx: &'a Context, purpose: Purpose<'a>, checkpoint: &'a Checkpoint) -> Self {
         Self { ctx, purpose, checkpoint: MaybeOwned::Lent(checkpoint), tokenizer: 0 }
@@ -172,9 +180,11 @@ impl<'a> Planner<'a> {
         };
         sizes.check_activations()?;
         let dequantized = sizes.dequantized.sentences(precision.weights).collect();
+        let kept = sizes.kept();
         let (made, workspace) = (sizes.made, sizes.workspace);
         Ok(Footprint {
             dequantized,
+            kept,
             weights: footprint::by_encoding(&made),
             sequences,
             workspace,
@@ -182,7 +192,7 @@ impl<'a> Planner<'a> {
             margin: footprint::margin(&plan, workspace),
             staging: footprint::staging(&made, self.checkpoint.num_bytes()),
             tokenizer: footprint::tokenizer(self.tokenizer),
-            process: footprint::process(device),
+            process: footprint::process(device, self.checkpoint.names().count()),
             is_host: footprint::is_host(device),
             plan,
         })
@@ -232,10 +242,10 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// Those of [`Planner::footprint`], and [`Error::Input`](crate::Error::Input), which says what takes how much, what
     /// holds the rest, and what would fit.
-    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, work: &str) -> Result<DeviceBytes> {
+    pub(crate) fn refuse_beyond_memory(&self, options: &LoadOptions, work: &str) -> Result<Footprint> {
         let footprint = self.footprint(options)?;
         refuse_beyond_memory(self.ctx, &footprint.pooled_parts(), work, |_| self.would_fit(options))?;
-        Ok(footprint.plan)
+        Ok(footprint)
     }
 
     /// What of what would take less memory fits into what is free now, in words.
@@ -244,7 +254,8 @@ impl<'a> Planner<'a> {
         const NAMED: usize = 4;
         let device = &**self.ctx.device();
         // This process is there already.
-        let process = if footprint::is_host(device) { footprint::process(device) } else { 0 };
+        let process =
+            if footprint::is_host(device) { footprint::process(device, self.checkpoint.names().count()) } else { 0 };
         let savings = self.savings(options, device.memory()?.available.saturating_add(process))?;
         let fit: Vec<String> =
             savings.iter().filter(|saving| saving.fits).take(NAMED).map(|saving| saving.change.to_string()).collect();
@@ -273,9 +284,9 @@ impl<'a> Planner<'a> {
     /// Those of [`Planner::footprint`].
     pub fn savings(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Saving>> {
         let now = self.footprint(options)?;
-        let (fits_now, now) = (self.fits(&now, budget), now.peak());
+        let (fits_now, kept, now) = (self.fits(&now, budget), now.kept, now.peak());
         let mut savings = Vec::new();
-        for change in self.changes(options, budget)? {
+        for change in self.changes(options, budget, kept)? {
             let footprint = self.footprint(&change.applied(options)?)?;
             let (peak, fits) = (footprint.peak(), self.fits(&footprint, budget));
             // However little, if it is enough.
@@ -289,7 +300,7 @@ impl<'a> Planner<'a> {
     }
 
     /// What could be changed; of what is counted, as much as fits.
-    fn changes(&self, options: &LoadOptions, budget: usize) -> Result<Vec<Change>> {
+    fn changes(&self, options: &LoadOptions, budget: usize, kept: Option<Encoding>) -> Result<Vec<Change>> {
         /// Rows of a step with which products are still near their rate.
         const SHORT_CHUNK: usize = 64;
         let precision = options.weights.precision(&self.checkpoint, self.ctx)?;
@@ -319,7 +330,7 @@ impl<'a> Planner<'a> {
                 changes.extend(self.ctx.keeps_kv(DType::I8, None).then_some(Change::Kv(DType::I8)));
             }
         }
-        changes.extend(self.fewer_bits(&options.weights, &precision));
+        changes.extend(self.fewer_bits(&options.weights, &precision, kept));
         Ok(changes)
     }
 
@@ -353,7 +364,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Weights of fewer bits than those of a precision.
-    fn fewer_bits(&self, weights: &WeightOptions, precision: &Precision) -> Vec<Change> {
+    fn fewer_bits(&self, weights: &WeightOptions, precision: &Precision, kept: Option<Encoding>) -> Vec<Change> {
         if let Some(Quantize { format, .. }) = weights.quantize {
             let fewer = format.values().bits() > BlockValues::Int4.bits();
             return if fewer { vec![Change::Values(BlockValues::Int4)] } else { Vec::new() };
@@ -364,10 +375,10 @@ impl<'a> Planner<'a> {
             changes.push(Change::Dtype(None));
         }
         let stored_wide = stored.is_none_or(|dtype| dtype == DType::F32);
-        if precision.weights == DType::F32 && precision.kept.is_none() && stored_wide {
+        if precision.weights == DType::F32 && kept.is_none() && stored_wide {
             changes.push(Change::Dtype(Some(DType::BF16)));
         }
-        if precision.kept.is_none() {
+        if kept.is_none() {
             let is_kept =
                 |values: &BlockValues| Change::quantized(*values).is_ok_and(|to| to.check_device(self.ctx).is_ok());
             changes.extend([BlockValues::Int8, BlockValues::Int4].into_iter().filter(is_kept).map(Change::Weights));
