@@ -498,11 +498,8 @@ fn quantized_weights_that_become_floats_are_named() {
     };
     for activations in ["bf16", "int8"] {
         let (runs, said) = run(&|_, _| {}, activations);
-        let words = [
-            "10 quantized weights that are parts",
-            "another order of columns are held and multiplied as f16",
-            "_proj, …",
-        ];
+        let words =
+            ["10 quantized weights of products with parts in other orders of columns are held as f16", "_proj, …"];
         assert!(runs && said.lines().count() == 1 && words.iter().all(|word| said.contains(word)), "{said}");
         let in_order = |_: &str, bytes: &mut Vec<u8>| {
             let mut groups: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|group| [group[0], 0, 0, 0]).collect();

@@ -405,7 +405,7 @@ fn expressions_of_configs_that_take_much_to_compile() {
             list,
             folder.path(),
             &[&["inspect"], LOGITS],
-            &words.map_or(["model.layers.0", "few steps"], |words| [list, words]),
+            &words.map_or(["for the module `model.", "few steps"], |words| [list, words]),
         );
     }
 }
