@@ -207,7 +207,7 @@ impl<'a> Loader<'a> {
         let matrices = StoredMatrices::of(self.checkpoint, parts, groups, k)?;
         let bias = if bias { Some(self.biases(&matrices)?) } else { None };
         let becomes = matrices.becomes(&self.precision, &self.ctx, may_be_ordered);
-        self.dequantized.add(&matrices, &becomes);
+        matrices.name_dequantized(&becomes, &mut self.dequantized);
         let packer = self.packer(&matrices, &becomes, gated)?;
         Ok((Arc::new(self.fill(packer, &matrices, &becomes)?.finish()?), bias))
     }
@@ -263,7 +263,7 @@ impl Maker<Loaded> for Loader<'_> {
         let dtype = self.precision.weights;
         let packer = WeightPacker::table(&self.ctx, dtype, part.len(), width)?;
         let matrices = StoredMatrices::of(self.checkpoint, [part], 1, width)?;
-        matrices.stored().iter().for_each(|table| self.dequantized.add_table(&self.precision, table));
+        matrices.stored().iter().for_each(|table| table.name_table(&self.precision, &mut self.dequantized));
         let table = self.fill(packer, &matrices, &Becomes::floats(dtype))?.finish_table()?;
         let embedding = Embedding::table(&self.ctx, table, DType::F32)?;
         self.held.tables += embedding.own_bytes();

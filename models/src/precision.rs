@@ -61,8 +61,8 @@ impl Activations {
         Error::Unsupported {
             what: format!("activations in {self} with {weights}"),
             supported:
-                "bf16 for quantized weights, int8 for those whose codes are integers, and both for weights that are \
-                        quantized again as they are loaded"
+                "bf16 for quantized weights, int8 for those whose codes are integers; weights can be quantized again \
+                        as they are loaded"
                     .to_owned(),
         }
     }

@@ -136,7 +136,7 @@ impl Quality {
         let go_on = &mut || if interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let mut rows = Vec::new();
         for Form { name, weights } in
-            forms(&options.weights, checkpoint, &Planner::new(ctx, folder, options.weights.load)?, true)?
+            forms(&options.weights, checkpoint, &Planner::with(ctx, folder, checkpoint)?, true)?
         {
             if interrupted() {
                 break;
@@ -164,7 +164,7 @@ impl Quality {
         };
         let (_, exact) = embedded(exact(&given, checkpoint)?)?;
         let mut rows = Vec::new();
-        for Form { name, weights } in forms(&given, checkpoint, &Planner::new(ctx, folder, given.load)?, false)? {
+        for Form { name, weights } in forms(&given, checkpoint, &Planner::with(ctx, folder, checkpoint)?, false)? {
             if interrupted() {
                 break;
             }

@@ -6,9 +6,6 @@ use std::fmt;
 use sinew_ops::layers::Encoding;
 use sinew_tensor::DType;
 
-use super::matrices::StoredMatrices;
-use super::matrix::StoredMatrix;
-use crate::precision::Precision;
 use crate::tensors::first_names;
 
 /// What a weight becomes.
@@ -65,25 +62,9 @@ impl fmt::Display for Why {
 pub(crate) struct Dequantized(BTreeMap<Why, BTreeSet<String>>);
 
 impl Dequantized {
-    /// Adds those of matrices, if that is what they become.
-    pub(super) fn add(&mut self, matrices: &StoredMatrices, becomes: &Becomes) {
-        let Some(why) = &becomes.dequantized else { return };
-        for (name, module) in matrices.modules() {
-            // Of parts in groups of their own alone these are why.
-            let of_it = match (module.groups_in_no_blocks(), why) {
-                (Some(groups), _) => Why::Groups(groups),
-                (None, Why::Groups(_)) => Why::OtherFormat,
-                (None, why) => why.clone(),
-            };
-            self.0.entry(of_it).or_default().insert(name.to_owned());
-        }
-    }
-
-    /// Adds an embedding's table, where it is quantized.
-    pub(super) fn add_table(&mut self, precision: &Precision, table: &StoredMatrix) {
-        if precision.keeps_blocks && table.module().is_some() {
-            self.0.entry(Why::Table).or_default().insert(table.part.name().to_owned());
-        }
+    /// Adds a weight of this name.
+    pub(super) fn add(&mut self, why: Why, name: &str) {
+        self.0.entry(why).or_default().insert(name.to_owned());
     }
 
     /// The first reason.

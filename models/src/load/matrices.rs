@@ -6,7 +6,7 @@ use sinew_ops::Context;
 use sinew_ops::layers::Encoding;
 
 use super::Part;
-use super::becomes::{Becomes, Why};
+use super::becomes::{Becomes, Dequantized, Why};
 use super::matrix::StoredMatrix;
 use crate::checkpoint::Checkpoint;
 use crate::precision::Precision;
@@ -52,9 +52,19 @@ impl StoredMatrices {
         &self.stored
     }
 
-    /// Those that are quantized, by name.
-    pub(super) fn modules(&self) -> impl Iterator<Item = (&str, &StoredModule)> {
-        self.stored.iter().filter_map(|matrix| Some((matrix.part.name(), matrix.module()?)))
+    /// Names those that are quantized and do not stay so.
+    pub(super) fn name_dequantized(&self, becomes: &Becomes, dequantized: &mut Dequantized) {
+        let Some(why) = &becomes.dequantized else { return };
+        for matrix in &self.stored {
+            let Some(module) = matrix.module() else { continue };
+            // Of parts in groups of their own alone these are why.
+            let of_it = match (module.groups_in_no_blocks(), why) {
+                (Some(groups), _) => Why::Groups(groups),
+                (None, Why::Groups(_)) => Why::OtherFormat,
+                (None, why) => why.clone(),
+            };
+            dequantized.add(of_it, matrix.part.name());
+        }
     }
 
     /// Those that the parts of each group are of.

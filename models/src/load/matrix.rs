@@ -8,9 +8,9 @@ use sinew_ops::layers::{Encoding, WeightRows};
 use sinew_tensor::{BlockFormat, DType};
 
 use super::Part;
-use super::becomes::Becomes;
+use super::becomes::{Becomes, Dequantized, Why};
 use crate::checkpoint::Checkpoint;
-use crate::precision::float_dtype;
+use crate::precision::{Precision, float_dtype};
 use crate::quantized::{ModuleColumns, StoredModule};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_within, packable};
@@ -50,6 +50,13 @@ impl StoredMatrix {
         same_shape(checkpoint, part.name(), less_one_matrix(&found), less_one_matrix(&asked))?;
         module.tensors().for_each(|name| checkpoint.mark_used(name));
         Ok(Self { part, stored: Stored::Module(Box::new(module)), k })
+    }
+
+    /// Names it, a table of embeddings alone, where it is quantized: tables are floats.
+    pub(super) fn name_table(&self, precision: &Precision, dequantized: &mut Dequantized) {
+        if precision.keeps_blocks && self.module().is_some() {
+            dequantized.add(Why::Table, self.part.name());
+        }
     }
 
     /// The blocks that it is in.

@@ -143,7 +143,7 @@ impl<'a> Sizes<'a> {
             self.made_vector(sum(matrices.parts().iter().map(|(part, _)| part.len())));
         }
         let becomes = matrices.becomes(&self.precision, self.ctx, may_be_ordered);
-        self.dequantized.add(&matrices, &becomes);
+        matrices.name_dequantized(&becomes, &mut self.dequantized);
         let encoding = becomes.encoding;
         let shape = self.ctx.packed_shape(encoding, groups, [sum(matrices.rows()), k], gated)?;
         let order = becomes.order.map_or(0, |order| bytes(DType::U32, &[order.len()]));
@@ -204,7 +204,7 @@ impl Maker<Counted> for Sizes<'_> {
         let bytes = bytes(dtype, &[part.len(), width]);
         self.tables.push(part.name().to_owned());
         let table = StoredMatrix::of(self.checkpoint, part, width)?;
-        self.dequantized.add_table(&self.precision, &table);
+        table.name_table(&self.precision, &mut self.dequantized);
         self.floats(dtype, bytes);
         Ok(())
     }
