@@ -10,10 +10,11 @@ use crate::precision::Precision;
 use crate::{DecoderConfig, LoadOptions, Result};
 
 /// What the command itself takes on a CPU once it runs: its code, what is linked to it, the heap, the tables of kernels
-/// and what the headers of a checkpoint say: its peak less what the pool then holds, of models of 80 to 300 MB, is 21.5 MiB with
-/// one thread and 22.0 to 23.8 with two.
+/// and what the config of a checkpoint says. With the threads' share that is its peak less what the pool then holds, of
+/// models of 80 to 300 MB: 21.5 MiB with one thread, and 22.0 to 23.8 with two.
 const PROCESS_BYTES: usize = 21 << 20;
-/// What a thread of the team takes: its stack as far as it is touched, and an arena of the allocator. What two take more than one.
+/// What a thread of the team takes, by what two take more than one: its stack as far as it is touched, and an arena of the
+/// allocator.
 const THREAD_BYTES: usize = 1 << 20;
 /// What is known of a tensor of a checkpoint and of the module that it is of: 37,370 tensors of GPTQ took 5.5 MiB more than
 /// was planned without it, 74,738 took 20, and 31 where they are mapped.
