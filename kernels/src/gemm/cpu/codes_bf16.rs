@@ -101,7 +101,7 @@ impl Pairs for Bytes {
 /// Integers of a byte by arithmetic: a byte below the mantissa's bits of a power of two is added to it, which is taken off
 /// again, with the offset. f32 has the integers in its upper half, which is bf16.
 #[derive(Clone, Copy)]
-pub(super) struct Integers;
+pub(super) struct Integers(__m512i);
 
 impl Pairs for Integers {
     const COUNT: usize = 2;
@@ -109,7 +109,10 @@ impl Pairs for Integers {
 
     #[inline(always)]
     unsafe fn new(_: BlockValues) -> Self {
-        Self
+        // The upper halves of two registers' words, in turns.
+        let halves: [u16; 32] = std::array::from_fn(|i| (32 * (i % 2) + (i | 1)) as u16);
+        // SAFETY: the caller has AVX-512, and the array is a register. What the compiler knows it makes a shift and an `or`.
+        unsafe { Self(_mm512_loadu_si512(std::hint::black_box(&halves).as_ptr().cast())) }
     }
 
     #[inline(always)]
@@ -130,7 +133,7 @@ impl Pairs for Integers {
                     let sum = _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(*float, mask, bits));
                     *float = _mm512_castps_si512(_mm512_sub_ps(sum, taken));
                 }
-                *pair = _mm512_or_si512(_mm512_srli_epi32::<16>(floats[0]), floats[1]);
+                *pair = _mm512_permutex2var_epi16(floats[0], self.0, floats[1]);
             }
             std::mem::transmute_copy(&pairs)
         }
