@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use sinew_memory::SimdLevel;
 
+use super::small_float::f8_in_f32;
 use super::{LANES, Simd};
 
 /// AVX2 with FMA and F16C.
@@ -85,6 +86,37 @@ unsafe fn shifted(p: *const u8, shift: usize) -> __m256i {
 unsafe fn low_bytes(words: __m256i) -> __m256i {
     // SAFETY: the caller has AVX2.
     unsafe { _mm256_and_si256(words, _mm256_set1_epi32(0xff)) }
+}
+
+/// [`Simd::load_f8`] of eight words.
+#[inline(always)]
+unsafe fn f8_of(p: *const u8, shift: usize, mantissa_bits: usize) -> __m256 {
+    let (bias, least) = f8_in_f32(mantissa_bits);
+    // SAFETY: the caller has AVX2 with FMA and names eight words.
+    unsafe {
+        let highest = _mm256_sll_epi32(_mm256_loadu_si256(p.cast()), _mm_cvtsi32_si128(24 - shift as i32));
+        let bits = _mm256_and_si256(
+            _mm256_srl_epi32(highest, _mm_cvtsi32_si128(1 + mantissa_bits as i32)),
+            _mm256_set1_epi32(0x7f << (23 - mantissa_bits)),
+        );
+        let float = _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(bias as i32)));
+        let subnormal = _mm256_fmsub_ps(float, _mm256_set1_ps(2.0), _mm256_set1_ps(least));
+        let sign = _mm256_and_si256(highest, _mm256_set1_epi32(i32::MIN));
+        _mm256_or_ps(_mm256_min_ps(float, subnormal), _mm256_castsi256_ps(sign))
+    }
+}
+
+/// [`Simd::nan_of_f8e4m3`] of eight words.
+#[inline(always)]
+unsafe fn nan_of(p: *const u8, v: __m256) -> __m256 {
+    // SAFETY: the caller has AVX2 and names eight words.
+    unsafe {
+        let magnitudes = _mm256_and_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(0x7f));
+        let next = _mm256_add_epi8(magnitudes, _mm256_set1_epi8(1));
+        let highest = _mm256_and_si256(next, _mm256_set1_epi8(i8::MIN));
+        let numbers = _mm256_cmpeq_epi32(highest, _mm256_setzero_si256());
+        _mm256_blendv_ps(_mm256_set1_ps(f32::NAN), v, _mm256_castsi256_ps(numbers))
+    }
 }
 
 /// What a table has for the lowest four bits of eight words.
@@ -264,13 +296,14 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
-        // SAFETY: see the impl; a byte is below 256.
-        unsafe {
-            let (low, high) = (low_bytes(shifted(p, shift)), low_bytes(shifted(p.add(32), shift)));
-            let table = table.as_ptr();
-            Pair(_mm256_i32gather_ps::<4>(table, low), _mm256_i32gather_ps::<4>(table, high))
-        }
+    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { Pair(f8_of(p, shift, mantissa_bits), f8_of(p.add(32), shift, mantissa_bits)) }
+    }
+    #[inline(always)]
+    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { Pair(nan_of(p, v.0), nan_of(p.add(32), v.1)) }
     }
     #[inline(always)]
     unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F {

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use sinew_memory::SimdLevel;
 
 use super::avx2::{f16_of_f8e4m3, reduce_add8, reduce_max8};
+use super::small_float::f8_in_f32;
 use super::{LANES, Simd};
 
 /// AVX-512 F, BW, DQ and VL.
@@ -117,11 +118,29 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_and_si512(shifted(p, shift), _mm512_set1_epi32(0xff))) }
     }
     #[inline(always)]
-    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
-        // SAFETY: see the impl; a byte is below 256.
+    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+        // SAFETY: see the impl.
         unsafe {
-            let at = _mm512_and_si512(shifted(p, shift), _mm512_set1_epi32(0xff));
-            _mm512_i32gather_ps::<4>(at, table.as_ptr())
+            let (bias, least) = f8_in_f32(mantissa_bits);
+            let highest = _mm512_sll_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(24 - shift as i32));
+            let placed = _mm512_srl_epi32(highest, _mm_cvtsi32_si128(1 + mantissa_bits as i32));
+            let bits = _mm512_and_si512(placed, _mm512_set1_epi32(0x7f << (23 - mantissa_bits)));
+            let float = _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(bias as i32)));
+            let subnormal = _mm512_fmsub_ps(float, _mm512_set1_ps(2.0), _mm512_set1_ps(least));
+            let magnitude = _mm512_castps_si512(_mm512_min_ps(float, subnormal));
+            // The magnitude, or the sign.
+            let signed = _mm512_ternarylogic_epi32::<0xf8>(magnitude, highest, _mm512_set1_epi32(i32::MIN));
+            _mm512_castsi512_ps(signed)
+        }
+    }
+    #[inline(always)]
+    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let magnitudes = _mm512_and_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(0x7f));
+            let next = _mm512_add_epi8(magnitudes, _mm512_set1_epi8(1));
+            let numbers = _mm512_testn_epi32_mask(next, _mm512_set1_epi8(i8::MIN));
+            _mm512_mask_mov_ps(_mm512_set1_ps(f32::NAN), numbers, v)
         }
     }
     #[inline(always)]

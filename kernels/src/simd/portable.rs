@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use sinew_memory::SimdLevel;
 
+use super::small_float::f8_in_f32;
 use super::{LANES, Simd};
 
 /// Plain Rust, which the compiler vectorises for the target's baseline.
@@ -101,9 +102,24 @@ unsafe impl Simd for Portable {
         F16Lanes(unsafe { words(p) }.map(|word| f32::from((word >> shift) as u8)))
     }
     #[inline(always)]
-    unsafe fn lookup_bytes(p: *const u8, shift: usize, table: &[f32; 256]) -> Self::F {
+    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+        let (bias, least) = f8_in_f32(mantissa_bits);
+        let float = |word: u32| {
+            let highest = word << (24 - shift);
+            let float = f32::from_bits((highest >> (1 + mantissa_bits) & 0x7f << (23 - mantissa_bits)) + bias);
+            f32::from_bits(float.min(2.0 * float - least).to_bits() | highest & 1 << 31)
+        };
         // SAFETY: the caller names sixteen words.
-        F16Lanes(unsafe { words(p) }.map(|word| table[(word >> shift) as usize & 0xff]))
+        F16Lanes(unsafe { words(p) }.map(float))
+    }
+    #[inline(always)]
+    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+        // SAFETY: the caller names sixteen words.
+        let words = unsafe { words(p) };
+        F16Lanes(std::array::from_fn(|i| {
+            let next = (words[i] & 0x7f7f_7f7f) + 0x0101_0101;
+            if next & 0x8080_8080 == 0 { v.0[i] } else { f32::NAN }
+        }))
     }
     #[inline(always)]
     unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F {

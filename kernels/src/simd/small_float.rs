@@ -46,3 +46,10 @@ impl SmallFloat {
         }
     }
 }
+
+/// Of floats of a byte with so many bits of mantissa, in the bits of f32: what their exponents are too small by, and the least
+/// value that is normal.
+pub(super) const fn f8_in_f32(mantissa_bits: usize) -> (u32, f32) {
+    let bias = (1 << (6 - mantissa_bits)) - 1;
+    ((127 - bias) << 23, f32::from_bits((127 + 1 - bias) << 23))
+}

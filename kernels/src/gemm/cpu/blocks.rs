@@ -83,16 +83,14 @@ impl Listed for Avx2Way {
         Way { names: names!("avx2.blocks"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
 }
 
-/// 4 rows of half a panel take 8 of 16 registers, and 6 take 12.
+/// 4 rows of half a panel take 8 of 16 registers, beside which codes are looked up, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>)).expanding(
-        Expansion {
-            step_bytes: STEP,
-            expand: expand_avx2,
-            tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
-        },
-    );
+pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>))
+    .expanding(Expansion {
+        step_bytes: STEP,
+        expand: expand_avx2,
+        tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
+    });
 
 /// The same.
 #[cfg(target_arch = "x86_64")]
@@ -111,16 +109,13 @@ impl Listed for Avx512Way {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX512: Tiles = Tiles::new(
-    SimdLevel::Avx512,
-    Left::Singles,
-    tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
-)
-.expanding(Expansion {
-    step_bytes: STEP,
-    expand: expand_avx512,
-    tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
-});
+pub(crate) const AVX512: Tiles =
+    Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
+        .expanding(Expansion {
+            step_bytes: STEP,
+            expand: expand_avx512,
+            tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
+        });
 
 /// [`multiply`] and [`expand`] at a level, for every kind of codes.
 macro_rules! groups_at {
@@ -143,8 +138,11 @@ macro_rules! groups_at {
                         multiply::<_, R, 1, H, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
                     }
                     BlockValues::Int8 => multiply::<_, R, 1, H, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
-                    BlockValues::F8E4M3 | BlockValues::F8E5M2 => {
-                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes>::of(format), format, reads, a, b, steps, sums, carry);
+                    BlockValues::F8E4M3 => {
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes<3>>::of(format), format, reads, a, b, steps, sums, carry);
+                    }
+                    BlockValues::F8E5M2 => {
+                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes<2>>::of(format), format, reads, a, b, steps, sums, carry);
                     }
                 }
             }
@@ -173,7 +171,8 @@ macro_rules! groups_at {
                 match format.values() {
                     BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand::<$simd, Nibbles>(format, b, steps, to),
                     BlockValues::Int8 => expand::<$simd, Bytes>(format, b, steps, to),
-                    BlockValues::F8E4M3 | BlockValues::F8E5M2 => expand::<$simd, FloatBytes>(format, b, steps, to),
+                    BlockValues::F8E4M3 => expand::<$simd, FloatBytes<3>>(format, b, steps, to),
+                    BlockValues::F8E5M2 => expand::<$simd, FloatBytes<2>>(format, b, steps, to),
                 }
             }
         }

@@ -55,7 +55,7 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
     predicted::bf16_rate(hardware) * 0.8
 }
 
-pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>))
+pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>))
     .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
 /// `groups` and [`expand_pairs`] of a kind of codes, with what looks them up.

@@ -280,10 +280,7 @@ impl Multiply<'_> {
     unsafe fn panels<S: Simd>(&self, slab: &Slab, first: usize, end: usize, scratch: *mut u8) {
         let Product { tiles, fixed, plan, right, finish, .. } = self.product;
         let (kind, padded) = (plan.shape.kind, plan.shape.padded);
-        let expansion = match right {
-            Right::Packed { .. } => tiles.expansion_for(slab.count),
-            Right::Strided { .. } => None,
-        };
+        let expansion = tiles.expansion_for(slab.count);
         let all_sums: *mut f32 = scratch.wrapping_add(plan.workspace.panels).cast();
         let a = self.packed.wrapping_add(slab.at);
         let mut k = 0;

@@ -21,7 +21,7 @@ mod floats_avx512bf16;
 mod groups;
 mod header;
 #[cfg(target_arch = "x86_64")]
-mod int16_avx512vnni;
+mod int16;
 mod int8;
 mod normed_rows;
 pub(crate) mod order;
@@ -46,7 +46,9 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         #[cfg(target_arch = "x86_64")]
         O::row::<blocks_avx512bf16::DotWay>(),
         #[cfg(target_arch = "x86_64")]
-        O::row::<int16_avx512vnni::Int16Way>(),
+        O::row::<int16::VnniWay>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<int16::Avx2Way>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<int8::x86::VnniWay>(),
         #[cfg(target_arch = "x86_64")]

@@ -56,20 +56,17 @@ pub(crate) enum Left {
     /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones. Values that int16
     /// does not hold beside the others of their group are there as bf16, and are marked in the header.
     Int16Quads,
+    /// The same quads: in each step the first and the third value of the rows', and then the second and the fourth.
+    Int16Pairs,
 }
 
 impl Left {
-    /// Quads of integers of one byte, or of two.
-    pub const fn quads(bytes: usize) -> Self {
-        if bytes == 1 { Self::Quads } else { Self::Int16Quads }
-    }
-
     /// Values of K in a step.
     pub const fn per_step(self) -> usize {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads | Self::Int16Quads => 4,
+            Self::Quads | Self::Int16Quads | Self::Int16Pairs => 4,
         }
     }
 
@@ -77,7 +74,7 @@ impl Left {
     pub const fn words(self) -> usize {
         match self {
             Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::Int16Quads => 2,
+            Self::Int16Quads | Self::Int16Pairs => 2,
         }
     }
 
@@ -87,7 +84,7 @@ impl Left {
         match (self, panels.blocks()) {
             (_, None) => 0,
             (Self::Quads, Some(format)) => Header::<1>::words(format.group()),
-            (Self::Int16Quads, Some(format)) => Header::<2>::words(format.group()),
+            (Self::Int16Quads | Self::Int16Pairs, Some(format)) => Header::<2>::words(format.group()),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }
@@ -109,7 +106,7 @@ pub(crate) struct Tiles {
     pub level: SimdLevel,
     /// How A is packed.
     pub left: Left,
-    /// From the lowest to the highest.
+    /// From the lowest to the highest, of panels as they are.
     tiles: &'static [Tile],
     /// What more rows than the highest tile's are cut into: its own height, or a lower one that is faster.
     many: usize,
@@ -125,7 +122,8 @@ pub(crate) struct Expansion {
     pub step_bytes: usize,
     /// Expands `steps` steps of a block of a panel.
     pub expand: Expand,
-    /// Tiles of the same heights that read it.
+    /// Tiles that read it: of the heights of those that look codes up, and above them of more rows, for which there are
+    /// registers where nothing is looked up.
     pub tiles: &'static [Tile],
 }
 
@@ -164,24 +162,18 @@ pub(crate) type Loop =
 impl Tiles {
     /// Tiles from the lowest to the highest. In a constant, tiles that do not fit do not compile.
     pub const fn new(level: SimdLevel, left: Left, tiles: &'static [Tile]) -> Self {
-        assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
-        let mut i = 1;
-        while i < tiles.len() {
-            assert!(tiles[i - 1].height < tiles[i].height, "tiles are in order of their heights");
-            i += 1;
-        }
-        assert!(tiles[tiles.len() - 1].height <= MAX_TILE, "no tile is higher than what holds it");
-        Self { level, left, tiles, many: tiles[tiles.len() - 1].height, expansion: None }
+        Self { level, left, tiles, many: in_order(tiles), expansion: None }
     }
 
-    /// The same with panels that may be expanded.
+    /// The same with panels that may be expanded, all of which are of packed weights.
     pub const fn expanding(self, expansion: Expansion) -> Self {
-        assert!(self.tiles.len() == expansion.tiles.len(), "tiles of expanded panels are of the same heights");
+        in_order(expansion.tiles);
+        assert!(self.tiles.len() <= expansion.tiles.len(), "expanded panels have tiles of the same heights, or more");
         let mut i = 0;
         while i < self.tiles.len() {
             assert!(
                 self.tiles[i].height == expansion.tiles[i].height,
-                "tiles of expanded panels are of the same heights"
+                "tiles of expanded panels are of the same heights, or higher"
             );
             i += 1;
         }
@@ -198,7 +190,7 @@ impl Tiles {
         Self { many: height, ..self }
     }
 
-    /// Rows of the highest tile.
+    /// Rows of the highest tile of panels as they are.
     #[inline(always)]
     pub fn highest(&self) -> usize {
         self.tiles[self.tiles.len() - 1].height
@@ -207,31 +199,54 @@ impl Tiles {
     /// Rows of the tiles that `rows` rows are cut into, the last of which may have fewer.
     #[inline(always)]
     pub fn height(&self, rows: usize) -> usize {
-        let highest = self.highest();
-        if rows <= highest { highest } else { self.many }
+        match self.expansion_for(rows) {
+            Some(Expansion { tiles, .. }) => tiles[tiles.len() - 1].height,
+            None if rows <= self.highest() => self.highest(),
+            None => self.many,
+        }
     }
 
     /// The lowest tile that holds `rows` rows, which are at most those of the highest: that of panels as they are, or as
     /// they are expanded.
     #[inline(always)]
     pub fn fit(&self, rows: usize, expansion: Option<&Expansion>) -> &'static Tile {
-        debug_assert!(rows <= self.highest());
         let tiles = expansion.map_or(self.tiles, |expansion| expansion.tiles);
-        tiles.iter().find(|tile| tile.height >= rows).unwrap_or(&tiles[tiles.len() - 1])
+        let highest = &tiles[tiles.len() - 1];
+        debug_assert!(rows <= highest.height);
+        tiles.iter().find(|tile| tile.height >= rows).unwrap_or(highest)
     }
 
     /// The expansion of panels for a slab of so many rows, if it is worth it: they are read for more than two tiles.
     #[inline(always)]
     pub fn expansion_for(&self, rows: usize) -> Option<&Expansion> {
-        self.expansion.as_ref().filter(|_| rows > 2 * self.height(rows))
+        self.expansion.as_ref().filter(|_| rows > 2 * self.highest())
+    }
+
+    /// Rows that a tile of `rows` rows is packed with, whatever reads it.
+    #[inline(always)]
+    pub fn packed_height(&self, rows: usize) -> usize {
+        self.fit(rows, self.expansion.as_ref()).height
     }
 
     /// Rows that the tiles of `rows` rows have.
     pub fn packed_rows(&self, rows: usize) -> usize {
         let full = self.height(rows);
         let rest = rows % full;
-        rows - rest + if rest == 0 { 0 } else { self.fit(rest, None).height }
+        rows - rest + if rest == 0 { 0 } else { self.packed_height(rest) }
     }
+}
+
+/// The height of the last of `tiles`, which are in order and fit what holds them.
+const fn in_order(tiles: &[Tile]) -> usize {
+    assert!(!tiles.is_empty() && tiles[0].height > 0, "there is a tile for one row");
+    let mut i = 1;
+    while i < tiles.len() {
+        assert!(tiles[i - 1].height < tiles[i].height, "tiles are in order of their heights");
+        i += 1;
+    }
+    let highest = tiles[tiles.len() - 1].height;
+    assert!(highest <= MAX_TILE, "no tile is higher than what holds it");
+    highest
 }
 
 /// Tiles of a [`Loop`] that is generic over the height, and over how many of a panel's two halves it takes in a pass.

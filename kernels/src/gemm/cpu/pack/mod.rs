@@ -49,7 +49,9 @@ pub(super) struct PackRows<'a> {
 /// is stored of a step reaches into the next.
 pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
     match (left, panels.blocks()) {
-        (Left::Quads | Left::Int16Quads, Some(format)) => most.min(k.div_ceil(LANES * format.group()).max(1)),
+        (Left::Quads | Left::Int16Quads | Left::Int16Pairs, Some(format)) => {
+            most.min(k.div_ceil(LANES * format.group()).max(1))
+        }
         _ => 1,
     }
 }
@@ -96,7 +98,7 @@ impl PackRows<'_> {
                 *scale = unsafe { norm.scale::<S>(Line::typed(*line, self.rows.k_stride), self.k) };
             }
         }
-        let tile = TileRows { lines, scales, valid, height: self.tiles.fit(valid, None).height, to };
+        let tile = TileRows { lines, scales, valid, height: self.tiles.packed_height(valid), to };
         let reading = Reading {
             k: self.k,
             k_stride: self.rows.k_stride,
@@ -108,8 +110,10 @@ impl PackRows<'_> {
         // SAFETY: passed on; rows without a line count as zeros.
         unsafe {
             match (left, panels.blocks()) {
-                (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, panels, (part, self.parts)),
-                (Left::Int16Quads, Some(_)) => quads::pack::<S, T, 2>(&tile, reading, panels, (part, self.parts)),
+                (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, left, panels, (part, self.parts)),
+                (Left::Int16Quads | Left::Int16Pairs, Some(_)) => {
+                    quads::pack::<S, T, 2>(&tile, reading, left, panels, (part, self.parts))
+                }
                 _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
             }
         }
@@ -139,7 +143,7 @@ mod tests {
     ) -> (usize, Vec<u32>) {
         let (here, k) = (Team::new(1).unwrap(), values.len() / count);
         let tensor = Tensor::from_slice(&Cpu::get(), values, &[1, count, k]).unwrap();
-        let height = tiles.fit(count, None).height;
+        let height = tiles.packed_height(count);
         let size = tiles.left.bytes(panels, k) / 4 * height;
         let mut packed = vec![u32::MAX; size + BEHIND];
         let pack = PackRows {
@@ -192,7 +196,9 @@ mod tests {
         let all = [
             &cpu::int8::PORTABLE,
             #[cfg(target_arch = "x86_64")]
-            &cpu::int16_avx512vnni::TILES,
+            &cpu::int16::VNNI,
+            #[cfg(target_arch = "x86_64")]
+            &cpu::int16::AVX2,
         ];
         for tiles in all.into_iter().filter(|tiles| tiles.level <= SimdLevel::detected()) {
             for group in GROUP_SIZES {

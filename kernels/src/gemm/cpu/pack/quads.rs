@@ -12,8 +12,8 @@ use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`], to
-/// multiply with panels of blocks.
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`] or
+/// [`Left::Int16Pairs`], to multiply with panels of blocks.
 ///
 /// # Safety
 /// Those of [`Reading::load`] of its rows; there is room for the tile.
@@ -21,6 +21,7 @@ use crate::simd::{LANES, Simd, Stored};
 pub(super) unsafe fn pack<S: Simd, T: Stored, const BYTES: usize>(
     tile: &TileRows<T>,
     reading: Reading<'_>,
+    left: Left,
     panels: PanelKind,
     (part, parts): (usize, usize),
 ) {
@@ -29,9 +30,9 @@ pub(super) unsafe fn pack<S: Simd, T: Stored, const BYTES: usize>(
     // SAFETY: passed on.
     unsafe {
         match panels.admitted_blocks().group() {
-            LEAST => pack_groups::<S, T, LEAST, BYTES>(tile, reading, panels, (part, parts)),
-            MIDDLE => pack_groups::<S, T, MIDDLE, BYTES>(tile, reading, panels, (part, parts)),
-            _ => pack_groups::<S, T, MAX_GROUP, BYTES>(tile, reading, panels, (part, parts)),
+            LEAST => pack_groups::<S, T, LEAST, BYTES>(tile, reading, left, panels, (part, parts)),
+            MIDDLE => pack_groups::<S, T, MIDDLE, BYTES>(tile, reading, left, panels, (part, parts)),
+            _ => pack_groups::<S, T, MAX_GROUP, BYTES>(tile, reading, left, panels, (part, parts)),
         }
     }
 }
@@ -41,6 +42,7 @@ pub(super) unsafe fn pack<S: Simd, T: Stored, const BYTES: usize>(
 unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     tile: &TileRows<T>,
     reading: Reading<'_>,
+    left: Left,
     panels: PanelKind,
     (part, parts): (usize, usize),
 ) {
@@ -49,7 +51,6 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
     let format = panels.admitted_blocks();
     let (values, group) = (format.values(), format.group());
     debug_assert!(group <= G);
-    let left = Left::quads(BYTES);
     let groups = reading.k.div_ceil(group);
     // Words of 32 bits from a group to the next.
     let stride = left.bytes(panels, group) / 4 * height;
@@ -100,18 +101,42 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
                     let n = (reading.k - (first + i) * group).min(group);
                     let steps = n.div_ceil(blocks::per_word(values)) * blocks::quads(values).len();
                     let behind = to.add(left.header(panels) * height + r);
-                    for (byte, (bytes, sums)) in quantized.values.iter().zip(&quantized.sums).enumerate() {
-                        // What every weight is too large by, times the values, is taken off before.
-                        let start = -i32::from(blocks::offset(values)) * sums[i] as i32;
-                        to.add((Header::<BYTES>::STARTS + byte) * height + r).write(start);
-                        let quads = blocks::in_quads(values, &bytes[i]);
+                    // What every weight is too large by, times the values, is taken off before.
+                    let offset = -i32::from(blocks::offset(values));
+                    let mut starts: [i32; BYTES] = std::array::from_fn(|byte| offset * quantized.sums[byte][i] as i32);
+                    let mut quads: [_; BYTES] =
+                        std::array::from_fn(|byte| blocks::in_quads(values, &quantized.values[byte][i]));
+                    if left == Left::Int16Pairs {
+                        join(&mut starts, &mut quads);
+                    }
+                    for (word, (start, quads)) in starts.iter().zip(&quads).enumerate() {
+                        to.add((Header::<BYTES>::STARTS + word) * height + r).write(*start);
                         for (step, &quad) in quads.iter().enumerate().take(steps) {
-                            behind.add((step * BYTES + byte) * height).write(quad);
+                            behind.add((step * BYTES + word) * height).write(quad);
                         }
                     }
                 }
             }
         }
+    }
+}
+
+/// Of what sums of upper and of lower bytes start from, and of the words of [`Left::Int16Quads`]: what sums of whole values
+/// start from, in the first, and the words of [`Left::Int16Pairs`].
+#[inline(always)]
+fn join<const BYTES: usize, const WORDS: usize>(starts: &mut [i32; BYTES], quads: &mut [[i32; WORDS]; BYTES]) {
+    /// Two whole values of the bytes at even places. Lower ones have a sign of their own, which takes one off those above.
+    fn pair(upper: u32, lower: u32) -> i32 {
+        const EVEN: u32 = 0xff_00ff;
+        let (upper, lower) = (upper & EVEN, lower & EVEN);
+        let borrowed = upper + 0xff * (lower >> 7 & 0x1_0001);
+        ((borrowed & EVEN) << 8 | lower) as i32
+    }
+    let ([upper, lower], [uppers, lowers]) = (&mut starts[..], &mut quads[..]) else { return };
+    (*upper, *lower) = (256 * *upper + *lower, 0);
+    for (first, second) in uppers.iter_mut().zip(lowers) {
+        let [upper, lower] = [*first, *second].map(|word| word as u32);
+        (*first, *second) = (pair(upper, lower), pair(upper >> 8, lower >> 8));
     }
 }
 

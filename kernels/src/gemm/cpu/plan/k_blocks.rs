@@ -40,7 +40,7 @@ impl KBlocks {
         let few = few_rows(shape, tiles);
         let is_few = slabs.widest <= few;
         let granule = kind.granule();
-        let expansion = tiles.expansion_for(slabs.widest).filter(|_| !unpacked);
+        let expansion = tiles.expansion_for(slabs.widest);
         let granule_bytes =
             expansion.map_or(kind.bytes(granule), |expansion| expansion.bytes(kind, tiles.left, granule));
         let longest = if is_few { FEW_ROWS_BLOCK } else { room.block / tasks.unit / granule_bytes * granule };
@@ -64,10 +64,11 @@ impl KBlocks {
 /// The most rows that are few: those of three tiles of the highest, or of two where panels are expanded for more. Integers
 /// are multiplied so fast that sums which are carried from block to block cost more than they save.
 fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
-    let expandable = tiles.expansion.is_some() && shape.kind.blocks().is_some() && !shape.unpacked;
+    if tiles.expansion.is_some() {
+        return 2 * tiles.highest();
+    }
     let of_tiles = match tiles.left {
-        Left::Quads | Left::Int16Quads => 1,
-        Left::Singles | Left::Pairs if expandable => 2,
+        Left::Quads | Left::Int16Quads | Left::Int16Pairs => 1,
         Left::Singles | Left::Pairs => 3,
     };
     (of_tiles * tiles.highest()).next_multiple_of(shape.tile)

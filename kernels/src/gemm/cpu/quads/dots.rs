@@ -1,6 +1,7 @@
 //! Products of four bytes with four, by the instructions of a level.
 
 use super::super::groups::Group;
+use super::super::tile::Left;
 use super::Quads;
 use crate::simd::{LANES, Portable, Simd};
 
@@ -10,12 +11,19 @@ pub trait Dots: Copy {
     type Sums: Copy;
     /// Four weights of each output.
     type Weights: Copy;
+    /// How activations of two bytes come: [`Left::Int16Quads`], whose bytes have sums of their own, or [`Left::Int16Pairs`],
+    /// of which there is one sum.
+    const INT16: Left;
     /// All sums `x`.
     unsafe fn splat(x: i32) -> Self::Sums;
     /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
     unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
-    /// The sums, and four products to each: of its weights, and of the bytes of `a`.
-    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
+    /// The sums, and to each the products of its weights with the word `WORD` of a step of activations of so many bytes.
+    unsafe fn dot<const BYTES: usize, const WORD: usize>(
+        sums: Self::Sums,
+        weights: Self::Weights,
+        a: i32,
+    ) -> Self::Sums;
     /// `a - b`.
     unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// `256 · upper + lower`.
@@ -67,6 +75,7 @@ impl Dots for Plain {
     type S = Portable;
     type Sums = [i32; LANES];
     type Weights = [u8; 4 * LANES];
+    const INT16: Left = Left::Int16Quads;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {
@@ -81,7 +90,11 @@ impl Dots for Plain {
     }
 
     #[inline(always)]
-    unsafe fn dot(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+    unsafe fn dot<const BYTES: usize, const WORD: usize>(
+        mut sums: Self::Sums,
+        weights: Self::Weights,
+        a: i32,
+    ) -> Self::Sums {
         let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
         for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
             *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();

@@ -3,18 +3,13 @@
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
+use super::super::tile::Left;
 use super::Quads;
 use super::dots::{Dots, finish_apart};
 use crate::simd::{Avx2, LANES, Simd};
 
-/// Even bytes, and odd ones.
-#[inline(always)]
-unsafe fn even_and_odd(bytes: __m256i) -> [__m256i; 2] {
-    // SAFETY: the caller has AVX2.
-    unsafe { [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)] }
-}
-
-/// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones.
+/// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones. Activations of
+/// two bytes take as many as those of one.
 #[derive(Clone, Copy)]
 pub struct EvenAndOdd;
 
@@ -22,6 +17,7 @@ impl Dots for EvenAndOdd {
     type S = Avx2;
     type Sums = [__m256i; 2];
     type Weights = [[__m256i; 2]; 2];
+    const INT16: Left = Left::Int16Pairs;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {
@@ -34,12 +30,15 @@ impl Dots for EvenAndOdd {
         // SAFETY: passed on.
         unsafe {
             let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
-            let mut quads = [[even_and_odd(words[0]), even_and_odd(words[1])]; QUADS];
-            if QUADS == 2 {
-                let mask = _mm256_set1_epi8(0xf);
-                for (half, words) in words.into_iter().enumerate() {
-                    quads[0][half] = even_and_odd(_mm256_and_si256(words, mask));
-                    quads[1][half] = even_and_odd(_mm256_and_si256(_mm256_srli_epi32::<4>(words), mask));
+            let mask = _mm256_set1_epi16(if QUADS == 2 { 0xf } else { 0xff });
+            let mut quads = [[[words[0]; 2]; 2]; QUADS];
+            for (half, words) in words.into_iter().enumerate() {
+                for (quad, weights) in quads.iter_mut().enumerate() {
+                    for (odd, weights) in weights[half].iter_mut().enumerate() {
+                        let above = _mm256_srl_epi16(words, _mm_cvtsi32_si128((8 * odd + 4 * quad) as i32));
+                        // Of the highest nothing is left to mask.
+                        *weights = if odd == 1 && quad == QUADS - 1 { above } else { _mm256_and_si256(above, mask) };
+                    }
                 }
             }
             quads
@@ -47,15 +46,22 @@ impl Dots for EvenAndOdd {
     }
 
     #[inline(always)]
-    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
+    unsafe fn dot<const BYTES: usize, const WORD: usize>(
+        mut sums: Self::Sums,
+        weights: Self::Weights,
+        a: i32,
+    ) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             let a = _mm256_set1_epi32(a);
             let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
-            let mut sums = sums;
-            for (sum, [low, high]) in sums.iter_mut().zip(weights) {
-                let both = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
-                *sum = _mm256_add_epi32(*sum, both);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                let products = if BYTES == 2 {
+                    _mm256_madd_epi16(weights[WORD], a)
+                } else {
+                    _mm256_add_epi32(_mm256_madd_epi16(weights[0], even), _mm256_madd_epi16(weights[1], odd))
+                };
+                *sum = _mm256_add_epi32(*sum, products);
             }
             sums
         }

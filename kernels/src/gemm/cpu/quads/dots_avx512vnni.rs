@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
+use super::super::tile::Left;
 use super::Quads;
 use super::dots::{Dots, finish_apart};
 use crate::simd::{Avx512, Simd};
@@ -15,6 +16,7 @@ impl Dots for Vnni {
     type S = Avx512;
     type Sums = __m512i;
     type Weights = __m512i;
+    const INT16: Left = Left::Int16Quads;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> __m512i {
@@ -38,7 +40,7 @@ impl Dots for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn dot(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
+    unsafe fn dot<const BYTES: usize, const WORD: usize>(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
         // SAFETY: passed on.
         unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
     }

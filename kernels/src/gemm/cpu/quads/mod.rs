@@ -42,7 +42,48 @@ impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 }
 
 impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
-    const LEFT: Left = Left::quads(BYTES);
+    const LEFT: Left = if BYTES == 1 { Left::Quads } else { D::INT16 };
+    /// Whether there is a sum of whole values, the first, instead of one for each of their bytes.
+    const WHOLE: bool = matches!(Self::LEFT, Left::Int16Pairs);
+
+    /// The sums, and to each the products of its weights with the words of a step.
+    #[inline(always)]
+    unsafe fn add_step(sums: &mut [D::Sums; BYTES], weights: D::Weights, words: [i32; BYTES]) {
+        unrolled!(WORD in 0..BYTES {
+            // SAFETY: passed on.
+            unsafe { Self::add_word::<WORD>(sums, weights, words[WORD]) };
+        });
+    }
+
+    /// The same of one of its words.
+    #[inline(always)]
+    unsafe fn add_word<const WORD: usize>(sums: &mut [D::Sums; BYTES], weights: D::Weights, a: i32) {
+        let sum = &mut sums[if Self::WHOLE { 0 } else { WORD }];
+        // SAFETY: passed on.
+        unsafe { *sum = D::dot::<BYTES, WORD>(*sum, weights, a) };
+    }
+
+    /// The products of the sixteen outputs `h` with one value, of two bytes as they are packed, at the place of byte `byte` of
+    /// a step.
+    #[inline(always)]
+    unsafe fn products_of_one(group: Group, step: usize, h: usize, byte: usize, bytes: u16) -> [D::Sums; BYTES] {
+        let mut words = [0; BYTES];
+        if Self::WHOLE {
+            // The lower byte's sign takes one off the upper byte.
+            let value = bytes.wrapping_sub((bytes & 0x80) << 1);
+            words[byte % 2] = i32::from(value) << (16 * (byte / 2));
+        } else {
+            for (word, of_value) in words.iter_mut().zip(&bytes.to_be_bytes()[2 - BYTES..]) {
+                *word = i32::from(*of_value) << (8 * byte);
+            }
+        }
+        // SAFETY: passed on.
+        unsafe {
+            let mut sums = [D::splat(0); BYTES];
+            Self::add_step(&mut sums, Self::weights(group, step, h), words);
+            sums
+        }
+    }
 
     /// What the sums of a row start from: `-offset` times those of its values' bytes.
     #[inline(always)]
@@ -50,8 +91,8 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         // SAFETY: passed on.
         unsafe {
             let mut starts = [D::splat(0); BYTES];
-            for (byte, start) in starts.iter_mut().enumerate() {
-                *start = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + byte) * height + row));
+            for (word, start) in starts.iter_mut().enumerate() {
+                *start = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + word) * height + row));
             }
             starts
         }
@@ -64,10 +105,9 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         BYTES == 2 && unsafe { *group.header.cast::<u32>().add(Header::<BYTES>::HAS_APART * group.height) } != 0
     }
 
-    /// Calls `each` with the step and the byte of each value of a row that is in bf16, and its upper byte and its lower one,
-    /// the others of their words being zero.
+    /// Calls `each` with the step, the byte and the bits of each value of a row that is in bf16.
     #[inline(always)]
-    unsafe fn for_each_apart(self, group: Group, row: usize, mut each: impl FnMut(usize, usize, [i32; BYTES])) {
+    unsafe fn for_each_apart(self, group: Group, row: usize, mut each: impl FnMut(usize, usize, u16)) {
         for mark in 0..self.marks {
             // SAFETY: passed on; marks are of steps that are there.
             unsafe {
@@ -75,12 +115,19 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 while bits != 0 {
                     let place = 32 * mark + bits.trailing_zeros() as usize;
                     let (step, byte) = (place / 4, place % 4);
-                    let mut words = [0; BYTES];
-                    for (i, word) in words.iter_mut().enumerate() {
-                        *word =
-                            *group.a.cast::<i32>().add((BYTES * step + i) * group.height + row) & 0xff << (8 * byte);
-                    }
-                    each(step, byte, words);
+                    let word = |i| *group.a.cast::<u32>().add((BYTES * step + i) * group.height + row);
+                    each(
+                        step,
+                        byte,
+                        if Self::WHOLE {
+                            let value = word(byte % 2) >> (16 * (byte / 2));
+                            // As the lower byte's sign has taken one off the upper byte.
+                            (value + ((value & 0x80) << 1)) as u16
+                        } else {
+                            let [upper, lower] = [0, BYTES - 1].map(|i| (word(i) >> (8 * byte)) as u8);
+                            u16::from_be_bytes([upper, lower])
+                        },
+                    );
                     bits &= bits - 1;
                 }
             }
@@ -107,23 +154,22 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         unsafe {
             for (r, sums) in sums.iter_mut().enumerate() {
                 // As integers they are not what they are.
-                self.for_each_apart(group, r, |step, _, words| {
+                self.for_each_apart(group, r, |step, byte, bits| {
                     for (h, sums) in sums.iter_mut().enumerate() {
-                        let weights = Self::weights(group, step, h);
-                        for (sum, word) in sums.iter_mut().zip(words) {
-                            *sum = D::sub(*sum, D::dot(D::splat(0), weights, word));
+                        let products = Self::products_of_one(group, step, h, byte, bits);
+                        for (sum, product) in sums.iter_mut().zip(products) {
+                            *sum = D::sub(*sum, product);
                         }
                     }
                 });
             }
             *to = self.scaled::<ZEROS, R, H>(*sums, group, *zeros);
             for (r, to) in to.iter_mut().enumerate() {
-                self.for_each_apart(group, r, |step, byte, words| {
-                    let [upper, lower] = [0, BYTES - 1].map(|i| (words[i] >> (8 * byte) & 0xff) as u32);
-                    let x = D::S::splat(f32::from_bits(upper << 24 | lower << 16));
+                self.for_each_apart(group, r, |step, byte, bits| {
+                    let x = D::S::splat(f32::from_bits(u32::from(bits) << 16));
                     for (h, sum) in to.iter_mut().enumerate() {
-                        let codes = D::dot(D::splat(0), Self::weights(group, step, h), 1 << (8 * byte));
-                        let mut weights = D::S::sub(D::widen(codes), D::S::splat(self.offset));
+                        let codes = Self::joined(Self::products_of_one(group, step, h, byte, 1));
+                        let mut weights = D::S::sub(codes, D::S::splat(self.offset));
                         if ZEROS {
                             weights = D::S::sub(weights, zeros[h]);
                         }
@@ -163,7 +209,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     #[inline(always)]
     unsafe fn joined(sums: [D::Sums; BYTES]) -> <D::S as Simd>::F {
         // SAFETY: passed on.
-        unsafe { D::widen(if BYTES == 2 { D::join(sums[0], sums[BYTES - 1]) } else { sums[0] }) }
+        unsafe { D::widen(if BYTES == 1 || Self::WHOLE { sums[0] } else { D::join(sums[0], sums[BYTES - 1]) }) }
     }
 }
 
@@ -171,12 +217,12 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
     for Quads<D, N, BYTES>
 {
     type S = D::S;
-    /// Of each row and vector the sums of the products of its bytes.
+    /// Of each row and vector the sums of the products of its bytes, or of whole values.
     type Sums = [[[D::Sums; BYTES]; H]; R];
     const LEFT: Left = Self::LEFT;
     const STEPS: usize = N;
     const LOADED: usize = N * H + 1;
-    const SUMS: usize = BYTES;
+    const SUMS: usize = if Self::WHOLE { 1 } else { BYTES };
     const LIGHT: bool = N == 1;
 
     #[inline(always)]
@@ -200,11 +246,11 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
                 *w = D::load::<N>(words.add(h * LINE / 2));
             }
             unrolled!(QUAD in 0..N {
-                unrolled!(BYTE in 0..BYTES {
+                unrolled!(WORD in 0..BYTES {
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = *a.cast::<i32>().add((BYTES * QUAD + BYTE) * height + r);
+                        let x = *a.cast::<i32>().add((BYTES * QUAD + WORD) * height + r);
                         for (s, w) in sums.iter_mut().zip(w) {
-                            s[BYTE] = D::dot(s[BYTE], w[QUAD], x);
+                            Self::add_word::<WORD>(s, w[QUAD], x);
                         }
                     }
                 })
