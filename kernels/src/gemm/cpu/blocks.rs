@@ -7,12 +7,12 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
-use super::groups::{Group, LINE, Products, less_zeros, multiply};
-use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::groups::{Expands, Group, LINE, Products, expand, less_zeros, multiply};
+use super::tile::{Expansion, Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
 use crate::cpu::leveled::needs;
 use crate::gemm::GemmStatic;
-use crate::packed::{PANEL, PanelKind, blocks};
+use crate::packed::{PanelKind, blocks};
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
@@ -47,9 +47,6 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     predicted::f32_rate(hardware, level) * share
 }
 
-/// Bytes of a step of an expanded panel.
-const STEP: usize = PANEL * size_of::<f32>();
-
 /// Codes looked up as f32.
 pub(crate) struct PortableWay;
 
@@ -67,7 +64,7 @@ impl Listed for PortableWay {
 pub(crate) const PORTABLE: Tiles =
     Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>)).expanding(
         Expansion {
-            step_bytes: STEP,
+            step_bytes: LINE,
             expand: expand_portable,
             tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>),
         },
@@ -87,7 +84,7 @@ impl Listed for Avx2Way {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>))
     .expanding(Expansion {
-        step_bytes: STEP,
+        step_bytes: LINE,
         expand: expand_avx2,
         tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
     });
@@ -112,7 +109,7 @@ impl Listed for Avx512Way {
 pub(crate) const AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
         .expanding(Expansion {
-            step_bytes: STEP,
+            step_bytes: LINE,
             expand: expand_avx512,
             tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
         });
@@ -169,10 +166,10 @@ macro_rules! groups_at {
             // SAFETY: passed on; the codes are the format's.
             unsafe {
                 match format.values() {
-                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand::<$simd, Nibbles>(format, b, steps, to),
-                    BlockValues::Int8 => expand::<$simd, Bytes>(format, b, steps, to),
-                    BlockValues::F8E4M3 => expand::<$simd, FloatBytes<3>>(format, b, steps, to),
-                    BlockValues::F8E5M2 => expand::<$simd, FloatBytes<2>>(format, b, steps, to),
+                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand(Fma::<$simd, Nibbles>::of(format), format, b, steps, to),
+                    BlockValues::Int8 => expand(Fma::<$simd, Bytes>::of(format), format, b, steps, to),
+                    BlockValues::F8E4M3 => expand(Fma::<$simd, FloatBytes<3>>::of(format), format, b, steps, to),
+                    BlockValues::F8E5M2 => expand(Fma::<$simd, FloatBytes<2>>::of(format), format, b, steps, to),
                 }
             }
         }
@@ -184,35 +181,6 @@ groups_at!(groups_portable, expanded_portable, expand_portable, Portable);
 groups_at!(groups_avx2, expanded_avx2, expand_avx2, Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 groups_at!(groups_avx512, expanded_avx512, expand_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
-
-/// Writes a block of a panel with what its codes stand for in their place.
-///
-/// # Safety
-/// That of [`Expand`](super::tile::Expand).
-#[inline(always)]
-unsafe fn expand<S: Simd, C: Codes>(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
-    let values = format.values();
-    let (table, header) = (table(values), blocks::header_bytes(format));
-    let (mut b, mut to) = (b, to);
-    // SAFETY: passed on.
-    unsafe {
-        for done in (0..steps).step_by(format.group()) {
-            let here = (steps - done).min(format.group());
-            to.copy_from_nonoverlapping(b, header);
-            (b, to) = (b.add(header), to.add(header));
-            for _ in 0..here / C::PER_WORD {
-                for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * STEP / 2), STEP / 2, Reads::Again, false);
-                    for k in 0..C::PER_WORD {
-                        let w = C::load::<S>(b.add(half * STEP / 2), blocks::shift(values, k), table);
-                        S::store(to.add(k * STEP + half * STEP / 2).cast(), w);
-                    }
-                }
-                (b, to) = (b.add(STEP), to.add(C::PER_WORD * STEP));
-            }
-        }
-    }
-}
 
 /// Multiply-adds of f32.
 #[derive(Clone, Copy)]
@@ -266,5 +234,21 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [S::F; H]) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { less_zeros::<S, ZEROS, R, H>(sums, group.header, zeros) }
+    }
+}
+
+impl<S: Simd, C: Codes> Expands for Fma<S, C> {
+    const LEFT: Left = Left::Singles;
+    const STEPS: usize = C::PER_WORD;
+
+    #[inline(always)]
+    unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
+        for k in 0..C::PER_WORD {
+            // SAFETY: passed on.
+            unsafe {
+                let w = C::load::<S>(words, blocks::shift(self.values, k), self.table);
+                S::store(to.add(k * LINE).cast(), w);
+            }
+        }
     }
 }

@@ -7,12 +7,11 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
-use super::groups::{Group, LINE, Products, halves, less_zeros, multiply, unrolled};
-use super::tile::{Expansion, Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::groups::{self, Expands, Group, LINE, Products, halves, less_zeros, multiply, unrolled};
+use super::tile::{Expansion, Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
-use crate::packed::blocks;
 use crate::rates::predicted;
 use crate::simd::Avx512;
 use crate::{Arithmetic, Compute, Refusal};
@@ -58,7 +57,7 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>))
     .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
-/// `groups` and [`expand_pairs`] of a kind of codes, with what looks them up.
+/// [`multiply`] and [`groups::expand`] of a kind of codes, with what looks them up.
 macro_rules! pairs_by {
     ($name:ident, $pairs:ty, $features:literal) => {
         mod $name {
@@ -84,7 +83,10 @@ macro_rules! pairs_by {
             #[target_feature(enable = $features)]
             pub unsafe fn expand(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
                 // SAFETY: passed on.
-                unsafe { expand_pairs::<$pairs, { <$pairs>::COUNT }>(format, b, steps, to) }
+                unsafe {
+                    let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
+                    groups::expand(dots, format, b, steps, to);
+                }
             }
         }
     };
@@ -169,35 +171,6 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     }
 }
 
-/// Writes a block of a panel with pairs of bf16 in place of words.
-///
-/// # Safety
-/// That of [`Expand`](super::tile::Expand).
-#[inline(always)]
-unsafe fn expand_pairs<P: Pairs, const N: usize>(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
-    let (header, group) = (blocks::header_bytes(format), format.group() / 2);
-    let (mut b, mut to) = (b, to);
-    // SAFETY: passed on.
-    unsafe {
-        let codes = P::new(format.values());
-        for done in (0..steps).step_by(group) {
-            let here = (steps - done).min(group);
-            to.copy_from_nonoverlapping(b, header);
-            (b, to) = (b.add(header), to.add(header));
-            for _ in 0..here / N {
-                for half in 0..2 {
-                    prefetch_ahead(b.wrapping_add(half * LINE / 2), LINE / 2, Reads::Again, false);
-                    for (i, pairs) in codes.load::<N>(b.add(half * LINE / 2)).into_iter().enumerate() {
-                        let pairs: __m512i = std::mem::transmute(pairs);
-                        _mm512_storeu_si512(to.add(i * LINE + half * LINE / 2).cast(), pairs);
-                    }
-                }
-                (b, to) = (b.add(LINE), to.add(N * LINE));
-            }
-        }
-    }
-}
-
 /// Products with the `N` pairs that each word becomes.
 #[derive(Clone, Copy)]
 struct Dots<P, const N: usize>(P);
@@ -245,6 +218,21 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
     unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [__m512; V]) -> Self::Sums {
         // SAFETY: passed on.
         unsafe { less_zeros::<Avx512, ZEROS, R, V>(sums, group.header, zeros) }
+    }
+}
+
+impl<P: Pairs, const N: usize> Expands for Dots<P, N> {
+    const LEFT: Left = Left::Pairs;
+    const STEPS: usize = N;
+
+    #[inline(always)]
+    unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            for (i, pairs) in self.0.load::<N>(words).into_iter().enumerate() {
+                _mm512_storeu_si512(to.add(i * LINE).cast(), std::mem::transmute::<__m512bh, __m512i>(pairs));
+            }
+        }
     }
 }
 

@@ -376,6 +376,44 @@ impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, cons
     }
 }
 
+/// What products of an arithmetic have in place of the codes of panels that are looked up once for many tiles.
+///
+/// # Safety
+/// As for [`Products`]: the machine has the level, `words` are sixteen, and `to` has room for a line of each step.
+#[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
+pub(super) trait Expands: Copy {
+    /// What a step of the activations is.
+    const LEFT: Left;
+    /// Steps in a line of words.
+    const STEPS: usize;
+    /// Writes what the codes of sixteen words stand for to the first half of a line of each step.
+    unsafe fn expand_words(self, words: *const u8, to: *mut u8);
+}
+
+/// Writes a block of a panel with what its codes stand for in their place.
+///
+/// # Safety
+/// That of [`Expand`](super::tile::Expand).
+#[inline(always)]
+pub(super) unsafe fn expand<E: Expands>(codes: E, format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
+    let (header, group) = (blocks::header_bytes(format), format.group() / E::LEFT.per_step());
+    let (mut b, mut to) = (b, to);
+    // SAFETY: passed on.
+    unsafe {
+        for done in (0..steps).step_by(group) {
+            to.copy_from_nonoverlapping(b, header);
+            (b, to) = (b.add(header), to.add(header));
+            for _ in 0..(steps - done).min(group) / E::STEPS {
+                for half in [0, LINE / 2] {
+                    prefetch_ahead(b.wrapping_add(half), LINE / 2, Reads::Again, false);
+                    codes.expand_words(b.add(half), to.add(half));
+                }
+                (b, to) = (b.add(LINE), to.add(E::STEPS * LINE));
+            }
+        }
+    }
+}
+
 /// `Σ a·q - zero · Σ a` of groups before which the sums of `a` stand.
 ///
 /// # Safety
