@@ -51,6 +51,9 @@ pub(crate) fn bytes(format: BlockFormat, k: usize) -> usize {
     codes.saturating_add(k.div_ceil(format.group()).saturating_mul(header_bytes(format)))
 }
 
+/// Bytes of a line: a word of 32 bits of each of a panel's outputs.
+pub(crate) const LINE: usize = 4 * PANEL;
+
 /// Where in its word the code of step `k` begins, in bits: even steps are in its low half and odd ones in its high
 /// half, so that two that follow each other are at the same place of a half each.
 pub(crate) const fn shift(values: BlockValues, k: usize) -> usize {

@@ -88,7 +88,7 @@ unsafe fn low_bytes(words: __m256i) -> __m256i {
     unsafe { _mm256_and_si256(words, _mm256_set1_epi32(0xff)) }
 }
 
-/// [`Simd::load_f8`] of eight words.
+/// [`Simd::load_float_bytes`] of eight words.
 #[inline(always)]
 unsafe fn f8_of(p: *const u8, shift: usize, mantissa_bits: usize) -> __m256 {
     let (bias, least) = f8_in_f32(mantissa_bits);
@@ -106,7 +106,7 @@ unsafe fn f8_of(p: *const u8, shift: usize, mantissa_bits: usize) -> __m256 {
     }
 }
 
-/// [`Simd::nan_of_f8e4m3`] of eight words.
+/// [`Simd::with_nan_of_f8e4m3`] of eight words.
 #[inline(always)]
 unsafe fn nan_of(p: *const u8, v: __m256) -> __m256 {
     // SAFETY: the caller has AVX2 and names eight words.
@@ -296,12 +296,12 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+    unsafe fn load_float_bytes(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
         // SAFETY: see the impl.
         unsafe { Pair(f8_of(p, shift, mantissa_bits), f8_of(p.add(32), shift, mantissa_bits)) }
     }
     #[inline(always)]
-    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+    unsafe fn with_nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe { Pair(nan_of(p, v.0), nan_of(p.add(32), v.1)) }
     }

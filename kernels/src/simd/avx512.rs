@@ -118,7 +118,7 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_and_si512(shifted(p, shift), _mm512_set1_epi32(0xff))) }
     }
     #[inline(always)]
-    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+    unsafe fn load_float_bytes(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
         // SAFETY: see the impl.
         unsafe {
             let (bias, least) = f8_in_f32(mantissa_bits);
@@ -134,7 +134,7 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+    unsafe fn with_nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe {
             let magnitudes = _mm512_and_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(0x7f));

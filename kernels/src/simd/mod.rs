@@ -78,9 +78,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     ///
     /// With no subnormals on the way, which cores may be slow at: of the exponent 0, the float of the same bits in f32, `g`, is
     /// less than the least normal value, and the value is `2g - least`; of others it is `g`, which is less than that.
-    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F;
+    unsafe fn load_float_bytes(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F;
     /// `v`, but NaN where a byte of the lane's word of 32 bits, of sixteen at `p`, is a NaN of fp8 (e4m3).
-    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F;
+    unsafe fn with_nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F;
     /// Of sixteen words of 32 bits at `p`, what a table has for the four bits from bit `shift` on.
     unsafe fn lookup_nibbles(p: *const u8, shift: usize, table: &[f32; 16]) -> Self::F;
     /// Sixteen words of 32 bits: of each lane the integers that vectors hold as floats, each below 2^8 and from a bit of

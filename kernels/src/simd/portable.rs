@@ -102,7 +102,7 @@ unsafe impl Simd for Portable {
         F16Lanes(unsafe { words(p) }.map(|word| f32::from((word >> shift) as u8)))
     }
     #[inline(always)]
-    unsafe fn load_f8(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
+    unsafe fn load_float_bytes(p: *const u8, shift: usize, mantissa_bits: usize) -> Self::F {
         let (bias, least) = f8_in_f32(mantissa_bits);
         let float = |word: u32| {
             let highest = word << (24 - shift);
@@ -113,7 +113,7 @@ unsafe impl Simd for Portable {
         F16Lanes(unsafe { words(p) }.map(float))
     }
     #[inline(always)]
-    unsafe fn nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
+    unsafe fn with_nan_of_f8e4m3(p: *const u8, v: Self::F) -> Self::F {
         // SAFETY: the caller names sixteen words.
         let words = unsafe { words(p) };
         F16Lanes(std::array::from_fn(|i| {

@@ -4,37 +4,28 @@
 use std::marker::PhantomData;
 
 use sinew_memory::{Hardware, SimdLevel};
-use sinew_tensor::{BlockFormat, BlockValues};
+use sinew_tensor::BlockFormat;
 
-use super::codes::{Bytes, Codes, Expanded, FloatBytes, Nibbles, table};
-use super::groups::{Expands, Group, LINE, Products, expand, less_zeros, multiply};
+use super::codes::{Codes, Expanded, with_codes};
+use super::expand::{Expands, expand};
+use super::groups::{Group, Products, Steps, less_zeros, multiply};
 use super::tile::{Expansion, Left, Reads, Tiles, tiles};
-use super::way::{Listed, Way, names};
-use crate::cpu::leveled::needs;
+use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
-use crate::packed::{PanelKind, blocks};
+use crate::packed::PanelKind;
+use crate::packed::blocks::LINE;
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
-use crate::{Arithmetic, Compute, Refusal};
+use crate::{Arithmetic, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
 #[cfg(target_arch = "x86_64")]
 const FUSED: Arithmetic = Arithmetic::named("gemm.fma-groups");
 
-/// Refuses machines below a level, and all but block-quantized weights. Says which are multiplied.
-pub(super) fn format(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
-    needs(level, hardware)?;
-    match fixed.panel_kind().and_then(PanelKind::blocks) {
-        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
-        Some(format) => Ok(format),
-        None => Err("multiplies block-quantized weights only".into()),
-    }
-}
-
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    format(fixed, hardware, level).map(drop)
+    float_blocks(fixed, hardware, level).map(drop)
 }
 
 /// f32 operations per second and thread of a level's tiles, which reach a share of its peak.
@@ -62,13 +53,8 @@ impl Listed for PortableWay {
 }
 
 pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>)).expanding(
-        Expansion {
-            step_bytes: LINE,
-            expand: expand_portable,
-            tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>),
-        },
-    );
+    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>))
+        .expanding(Expansion { expand: expand_portable, tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>) });
 
 /// The same.
 #[cfg(target_arch = "x86_64")]
@@ -83,11 +69,7 @@ impl Listed for Avx2Way {
 /// 4 rows of half a panel take 8 of 16 registers, beside which codes are looked up, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>))
-    .expanding(Expansion {
-        step_bytes: LINE,
-        expand: expand_avx2,
-        tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
-    });
+    .expanding(Expansion { expand: expand_avx2, tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>) });
 
 /// The same.
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +91,6 @@ impl Listed for Avx512Way {
 pub(crate) const AVX512: Tiles =
     Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
         .expanding(Expansion {
-            step_bytes: LINE,
             expand: expand_avx512,
             tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
         });
@@ -130,18 +111,9 @@ macro_rules! groups_at {
             let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
-                match format.values() {
-                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                        multiply::<_, R, 1, H, H>(Fma::<$simd, Nibbles>::of(format), format, reads, a, b, steps, sums, carry);
-                    }
-                    BlockValues::Int8 => multiply::<_, R, 1, H, H>(Fma::<$simd, Bytes>::of(format), format, reads, a, b, steps, sums, carry),
-                    BlockValues::F8E4M3 => {
-                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes<3>>::of(format), format, reads, a, b, steps, sums, carry);
-                    }
-                    BlockValues::F8E5M2 => {
-                        multiply::<_, R, 1, H, H>(Fma::<$simd, FloatBytes<2>>::of(format), format, reads, a, b, steps, sums, carry);
-                    }
-                }
+                with_codes!(format.values(), C => {
+                    multiply::<_, R, 1, H, H>(Fma::<$simd, C>::of(format), format, reads, a, b, steps, sums, carry)
+                })
             }
         }
 
@@ -165,12 +137,7 @@ macro_rules! groups_at {
             let format = panels.admitted_blocks();
             // SAFETY: passed on; the codes are the format's.
             unsafe {
-                match format.values() {
-                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand(Fma::<$simd, Nibbles>::of(format), format, b, steps, to),
-                    BlockValues::Int8 => expand(Fma::<$simd, Bytes>::of(format), format, b, steps, to),
-                    BlockValues::F8E4M3 => expand(Fma::<$simd, FloatBytes<3>>::of(format), format, b, steps, to),
-                    BlockValues::F8E5M2 => expand(Fma::<$simd, FloatBytes<2>>::of(format), format, b, steps, to),
-                }
+                with_codes!(format.values(), C => expand(Fma::<$simd, C>::of(format), format, b, steps, to))
             }
         }
     };
@@ -185,22 +152,24 @@ groups_at!(groups_avx512, expanded_avx512, expand_avx512, Avx512, "avx512f,avx51
 /// Multiply-adds of f32.
 #[derive(Clone, Copy)]
 struct Fma<S, C> {
-    table: &'static [f32; 256],
-    values: BlockValues,
-    kinds: PhantomData<(S, C)>,
+    codes: C,
+    simd: PhantomData<S>,
 }
 
-impl<S, C> Fma<S, C> {
+impl<S, C: Codes> Fma<S, C> {
     fn of(format: BlockFormat) -> Self {
-        Self { table: table(format.values()), values: format.values(), kinds: PhantomData }
+        Self { codes: C::new(format.values()), simd: PhantomData }
     }
+}
+
+impl<S: Simd, C: Codes> Steps for Fma<S, C> {
+    const LEFT: Left = Left::Singles;
+    const STEPS: usize = C::PER_WORD;
 }
 
 impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S, C> {
     type S = S;
     type Sums = [[S::F; H]; R];
-    const LEFT: Left = Left::Singles;
-    const STEPS: usize = C::PER_WORD;
     const LOADED: usize = H + 2;
     const LIGHT: bool = false;
 
@@ -217,7 +186,7 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
             for k in 0..C::PER_WORD {
                 let mut w = [S::splat(0.0); H];
                 for (h, w) in w.iter_mut().enumerate() {
-                    *w = C::load::<S>(words.add(h * LINE / 2), blocks::shift(self.values, k), self.table);
+                    *w = self.codes.load::<S>(words.add(h * LINE / 2), k);
                 }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let x = S::splat(*a.add(k * height + r));
@@ -238,16 +207,12 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
 }
 
 impl<S: Simd, C: Codes> Expands for Fma<S, C> {
-    const LEFT: Left = Left::Singles;
-    const STEPS: usize = C::PER_WORD;
-
     #[inline(always)]
     unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
         for k in 0..C::PER_WORD {
             // SAFETY: passed on.
             unsafe {
-                let w = C::load::<S>(words, blocks::shift(self.values, k), self.table);
-                S::store(to.add(k * LINE).cast(), w);
+                S::store(to.add(k * LINE).cast(), self.codes.load::<S>(words, k));
             }
         }
     }

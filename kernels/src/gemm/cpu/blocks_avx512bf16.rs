@@ -7,11 +7,13 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
-use super::groups::{self, Expands, Group, LINE, Products, halves, less_zeros, multiply, unrolled};
+use super::expand::{self, Expands};
+use super::groups::{Group, Products, Steps, halves, less_zeros, multiply, unrolled};
 use super::tile::{Expansion, Left, Reads, Tiles, tiles};
-use super::way::{Listed, Way, names};
+use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
+use crate::packed::blocks::LINE;
 use crate::rates::predicted;
 use crate::simd::Avx512;
 use crate::{Arithmetic, Compute, Refusal};
@@ -35,7 +37,7 @@ impl Listed for DotWay {
 /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
 /// up.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = super::blocks::format(fixed, hardware, level)?;
+    let format = float_blocks(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {
         return Err("computes in bf16, the problem asks for f32".into());
     }
@@ -55,9 +57,9 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
 }
 
 pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>))
-    .expanding(Expansion { step_bytes: LINE, expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
+    .expanding(Expansion { expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
 
-/// [`multiply`] and [`groups::expand`] of a kind of codes, with what looks them up.
+/// [`multiply`] and [`expand::expand`] of a kind of codes, with what looks them up.
 macro_rules! pairs_by {
     ($name:ident, $pairs:ty, $features:literal) => {
         mod $name {
@@ -85,7 +87,7 @@ macro_rules! pairs_by {
                 // SAFETY: passed on.
                 unsafe {
                     let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    groups::expand(dots, format, b, steps, to);
+                    expand::expand(dots, format, b, steps, to);
                 }
             }
         }
@@ -175,12 +177,15 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
 #[derive(Clone, Copy)]
 struct Dots<P, const N: usize>(P);
 
+impl<P: Pairs, const N: usize> Steps for Dots<P, N> {
+    const LEFT: Left = Left::Pairs;
+    const STEPS: usize = N;
+}
+
 /// `vdpbf16ps`.
 impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> for Dots<P, N> {
     type S = Avx512;
     type Sums = [[__m512; V]; R];
-    const LEFT: Left = Left::Pairs;
-    const STEPS: usize = N;
     const LOADED: usize = V * N + P::TABLES;
     const LIGHT: bool = false;
     // Of more rows there are products enough, and bytes are slower for it: there is more to do before their products.
@@ -222,9 +227,6 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
 }
 
 impl<P: Pairs, const N: usize> Expands for Dots<P, N> {
-    const LEFT: Left = Left::Pairs;
-    const STEPS: usize = N;
-
     #[inline(always)]
     unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
         // SAFETY: passed on.

@@ -19,57 +19,99 @@ pub(super) fn table(values: BlockValues) -> &'static [f32; 256] {
 pub(super) trait Codes: Copy {
     /// Those of a word.
     const PER_WORD: usize;
-    /// The codes of sixteen words from bit `shift` on. A NaN may be there from bit 0 on instead: what is multiplied with a
-    /// word's codes is summed.
+    /// Those of a kind of values.
+    fn new(values: BlockValues) -> Self;
+    /// The code `k` of each of sixteen words. A NaN may be the first of its word instead: what is multiplied with a word's
+    /// codes is summed.
     ///
     /// # Safety
     /// Those of [`Simd`]; the words can be read.
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, table: &[f32; 256]) -> S::F;
+    unsafe fn load<S: Simd>(self, p: *const u8, k: usize) -> S::F;
 }
 
-/// Codes of four bits.
+/// Codes of four bits, by what they stand for.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles;
-/// Integers of a byte.
-#[derive(Clone, Copy)]
-pub(super) struct Bytes;
-/// Floats of a byte, of which the mantissa has so many bits: E4M3, which has a NaN and no infinity, or E5M2.
-#[derive(Clone, Copy)]
-pub(super) struct FloatBytes<const MANTISSA: usize>;
+pub(super) struct Nibbles(&'static [f32; 16]);
 
 impl Codes for Nibbles {
     const PER_WORD: usize = 8;
+
+    fn new(values: BlockValues) -> Self {
+        let [first, ..] = table(values).as_chunks::<16>().0 else { unreachable!("a table has 256 values") };
+        Self(first)
+    }
+
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, table: &[f32; 256]) -> S::F {
-        // SAFETY: passed on; sixteen of the table's values are there.
-        unsafe { S::lookup_nibbles(p, shift, &*table.as_ptr().cast()) }
+    unsafe fn load<S: Simd>(self, p: *const u8, k: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::lookup_nibbles(p, blocks::shift_of(Self::PER_WORD, k), self.0) }
     }
 }
+
+/// Integers of a byte.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes;
 
 impl Codes for Bytes {
     const PER_WORD: usize = 4;
+
+    fn new(_: BlockValues) -> Self {
+        Self
+    }
+
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, _: &[f32; 256]) -> S::F {
+    unsafe fn load<S: Simd>(self, p: *const u8, k: usize) -> S::F {
         // SAFETY: passed on.
-        unsafe { S::sub(S::load_bytes(p, shift), S::splat(f32::from(blocks::offset(BlockValues::Int8)))) }
+        unsafe {
+            let bytes = S::load_bytes(p, blocks::shift_of(Self::PER_WORD, k));
+            S::sub(bytes, S::splat(f32::from(blocks::offset(BlockValues::Int8))))
+        }
     }
 }
 
-impl<const MANTISSA: usize> Codes for FloatBytes<MANTISSA> {
+/// fp8 (e4m3), which has NaN and no infinity.
+#[derive(Clone, Copy)]
+pub(super) struct E4M3;
+
+impl Codes for E4M3 {
     const PER_WORD: usize = 4;
+
+    fn new(_: BlockValues) -> Self {
+        Self
+    }
+
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, shift: usize, _: &[f32; 256]) -> S::F {
-        const { assert!(MANTISSA == 2 || MANTISSA == 3) };
+    unsafe fn load<S: Simd>(self, p: *const u8, k: usize) -> S::F {
         // SAFETY: passed on.
         unsafe {
-            let value = S::load_f8(p, shift, MANTISSA);
-            if MANTISSA == 3 {
-                return if shift == 0 { S::nan_of_f8e4m3(p, value) } else { value };
-            }
-            // The largest exponent's least is infinity.
+            let value = S::load_float_bytes(p, blocks::shift_of(Self::PER_WORD, k), 3);
+            if k == 0 { S::with_nan_of_f8e4m3(p, value) } else { value }
+        }
+    }
+}
+
+/// fp8 (e5m2), which has both.
+#[derive(Clone, Copy)]
+pub(super) struct E5M2;
+
+impl Codes for E5M2 {
+    const PER_WORD: usize = 4;
+
+    fn new(_: BlockValues) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, p: *const u8, k: usize) -> S::F {
+        /// The largest number, and what infinity would be as one, behind which there is NaN.
+        const LARGEST: f32 = 57_344.0;
+        const INFINITY: f32 = 65_536.0;
+        // SAFETY: passed on.
+        unsafe {
+            let value = S::load_float_bytes(p, blocks::shift_of(Self::PER_WORD, k), 2);
             let (magnitude, infinity) = (S::abs(value), S::mul(value, S::splat(f32::INFINITY)));
-            let beyond = S::select_lt(S::splat(65536.0), magnitude, S::splat(f32::NAN), infinity);
-            S::select_lt(S::splat(57344.0), magnitude, beyond, value)
+            let beyond = S::select_lt(S::splat(INFINITY), magnitude, S::splat(f32::NAN), infinity);
+            S::select_lt(S::splat(LARGEST), magnitude, beyond, value)
         }
     }
 }
@@ -80,12 +122,42 @@ pub(super) struct Expanded;
 
 impl Codes for Expanded {
     const PER_WORD: usize = 1;
+
+    fn new(_: BlockValues) -> Self {
+        Self
+    }
+
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8, _: usize, _: &[f32; 256]) -> S::F {
+    unsafe fn load<S: Simd>(self, p: *const u8, _: usize) -> S::F {
         // SAFETY: passed on.
         unsafe { S::load(p.cast()) }
     }
 }
+
+/// An expression with the [`Codes`] of a kind of values.
+macro_rules! with_codes {
+    ($values:expr, $codes:ident => $body:expr) => {
+        match $values {
+            sinew_tensor::BlockValues::Int4 | sinew_tensor::BlockValues::F4E2M1 | sinew_tensor::BlockValues::Nf4 => {
+                type $codes = crate::gemm::cpu::codes::Nibbles;
+                $body
+            }
+            sinew_tensor::BlockValues::Int8 => {
+                type $codes = crate::gemm::cpu::codes::Bytes;
+                $body
+            }
+            sinew_tensor::BlockValues::F8E4M3 => {
+                type $codes = crate::gemm::cpu::codes::E4M3;
+                $body
+            }
+            sinew_tensor::BlockValues::F8E5M2 => {
+                type $codes = crate::gemm::cpu::codes::E5M2;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_codes;
 
 #[cfg(test)]
 mod tests {
@@ -111,23 +183,22 @@ mod tests {
                         let others = 0x9e37_79b9u32.wrapping_mul(i as u32 + 3) & 0xbfbf_bfbf;
                         others & !(blocks::mask(self.values) << shift) | ((first + i) as u32) << shift
                     });
-                    let load = |shift| {
+                    let load = |k| {
                         let mut loaded = [0.0; LANES];
                         // SAFETY: the level is the machine's, and the words are sixteen.
                         unsafe {
-                            let codes = C::load::<S>(words.as_ptr().cast(), shift, table(self.values));
-                            S::store(loaded.as_mut_ptr(), codes);
+                            S::store(loaded.as_mut_ptr(), C::new(self.values).load::<S>(words.as_ptr().cast(), k));
                         }
                         loaded
                     };
-                    let (loaded, lowest) = (load(shift), load(0));
+                    let (loaded, first_of_word) = (load(k), load(0));
                     for i in 0..LANES {
                         let (code, expected) = (first + i, table(self.values)[first + i]);
                         let same = match expected.is_nan() {
-                            true => loaded[i].is_nan() || lowest[i].is_nan(),
+                            true => loaded[i].is_nan() || first_of_word[i].is_nan(),
                             false => loaded[i].to_bits() == expected.to_bits(),
                         };
-                        assert!(same, "{:?}: {} for {code} from {shift} on by {:?}", self.values, loaded[i], S::LEVEL);
+                        assert!(same, "{:?}: {} for {code} at {k} by {:?}", self.values, loaded[i], S::LEVEL);
                     }
                 }
             }
@@ -138,14 +209,7 @@ mod tests {
         #[inline(always)]
         unsafe fn task<S: Simd>(&self, _: usize, _: usize) {
             // SAFETY: passed on.
-            unsafe {
-                match self.values {
-                    BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => self.check::<S, Nibbles>(),
-                    BlockValues::Int8 => self.check::<S, Bytes>(),
-                    BlockValues::F8E4M3 => self.check::<S, FloatBytes<3>>(),
-                    BlockValues::F8E5M2 => self.check::<S, FloatBytes<2>>(),
-                }
-            }
+            unsafe { with_codes!(self.values, C => self.check::<S, C>()) }
         }
     }
 

@@ -297,8 +297,8 @@ impl Multiply<'_> {
             }
             for panel in first..end {
                 let own = scratch.wrapping_add((panel - first) * plan.blocks.panel_bytes);
-                let (b, reads) = match (*right, expansion) {
-                    (Right::Packed { ptr, panel_bytes, bytes }, expansion) => {
+                let (b, reads) = match *right {
+                    Right::Packed { ptr, panel_bytes, bytes } => {
                         let packed = ptr.wrapping_add(slab.right * bytes + panel * panel_bytes + kind.bytes(k));
                         match expansion {
                             None => (packed, plan.reads),
@@ -309,7 +309,10 @@ impl Multiply<'_> {
                             }
                         }
                     }
-                    (Right::Strided { .. }, _) => (own.cast_const(), Reads::Again),
+                    Right::Strided { .. } => {
+                        debug_assert!(expansion.is_none(), "panels that are packed here are not expanded");
+                        (own.cast_const(), Reads::Again)
+                    }
                 };
                 // SAFETY: passed on.
                 let bias = unsafe { finish.panel_bias::<S>(slab.right, panel) };

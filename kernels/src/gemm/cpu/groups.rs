@@ -3,14 +3,21 @@
 use sinew_tensor::{BlockFormat, DType};
 
 use super::tile::{Left, Reads, prefetch_ahead};
-use crate::packed::{PANEL, PanelKind, blocks};
+use crate::packed::blocks::{self, LINE};
+use crate::packed::{PANEL, PanelKind};
 use crate::rates::cores;
 use crate::simd::{self, LANES, Reach, Simd};
 
-/// Bytes of a line of words of 32 bits.
-pub(super) const LINE: usize = 4 * PANEL;
 /// Bytes of a packed row that are asked for ahead.
 const ROW_AHEAD: usize = 512;
+
+/// Steps of K: of the activations, and of the lines of words that they are multiplied with.
+pub(super) trait Steps: Copy {
+    /// What a step of the activations is.
+    const LEFT: Left;
+    /// Steps in a line of words.
+    const STEPS: usize;
+}
 
 /// The products of `R` rows with `V` vectors of sixteen outputs: what differs between arithmetics.
 ///
@@ -19,15 +26,11 @@ const ROW_AHEAD: usize = 512;
 /// tile's `height` rows, of which the first `R` are multiplied; `header` is what comes before a group of them (see
 /// [`Left::header`](super::tile::Left::header)), its first row being that of `a`; `words` are `V` times sixteen words.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
-pub(super) trait Products<const R: usize, const V: usize>: Copy {
+pub(super) trait Products<const R: usize, const V: usize>: Steps {
     type S: Simd;
     /// The sums of a group.
     type Sums: Copy;
-    /// What a step of `a` is.
-    const LEFT: Left;
-    /// Steps in a line of words.
-    const STEPS: usize;
-    /// Words of each row in as many steps.
+    /// Words of each row in the steps of a line.
     const WORDS: usize = Self::STEPS * Self::LEFT.words();
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
@@ -371,44 +374,6 @@ impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, cons
             for (h, &kept) in kept.iter().enumerate() {
                 // SAFETY: passed on.
                 unsafe { P::S::store(self.at.add(r * PANEL + h * LANES), kept) };
-            }
-        }
-    }
-}
-
-/// What products of an arithmetic have in place of the codes of panels that are looked up once for many tiles.
-///
-/// # Safety
-/// As for [`Products`]: the machine has the level, `words` are sixteen, and `to` has room for a line of each step.
-#[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
-pub(super) trait Expands: Copy {
-    /// What a step of the activations is.
-    const LEFT: Left;
-    /// Steps in a line of words.
-    const STEPS: usize;
-    /// Writes what the codes of sixteen words stand for to the first half of a line of each step.
-    unsafe fn expand_words(self, words: *const u8, to: *mut u8);
-}
-
-/// Writes a block of a panel with what its codes stand for in their place.
-///
-/// # Safety
-/// That of [`Expand`](super::tile::Expand).
-#[inline(always)]
-pub(super) unsafe fn expand<E: Expands>(codes: E, format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
-    let (header, group) = (blocks::header_bytes(format), format.group() / E::LEFT.per_step());
-    let (mut b, mut to) = (b, to);
-    // SAFETY: passed on.
-    unsafe {
-        for done in (0..steps).step_by(group) {
-            to.copy_from_nonoverlapping(b, header);
-            (b, to) = (b.add(header), to.add(header));
-            for _ in 0..(steps - done).min(group) / E::STEPS {
-                for half in [0, LINE / 2] {
-                    prefetch_ahead(b.wrapping_add(half), LINE / 2, Reads::Again, false);
-                    codes.expand_words(b.add(half), to.add(half));
-                }
-                (b, to) = (b.add(LINE), to.add(E::STEPS * LINE));
             }
         }
     }

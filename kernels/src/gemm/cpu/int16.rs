@@ -9,9 +9,10 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::groups::multiply;
 use super::int8;
+use super::integers::Int16;
 use super::quads::{EvenAndOdd, Quads, Vnni};
 use super::tile::{Left, Reads, Tiles, tiles};
-use super::way::{Listed, Way, names};
+use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::gemm::block_float::INT16;
 use crate::packed::{PanelKind, blocks};
@@ -41,7 +42,7 @@ impl Listed for Avx2Way {
 
 /// Refuses what is not multiplied in bf16, and all but integers.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = super::blocks::format(fixed, hardware, level)?;
+    let format = float_blocks(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {
         return Err("holds activations in 16 bits, the problem asks for f32".into());
     }
@@ -60,13 +61,16 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 }
 
 /// Six rows take 24 registers for the sums of a group, and leave the sums of all groups in memory.
-pub(crate) const VNNI: Tiles =
-    Tiles::new(SimdLevel::Avx512, Left::Int16Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
-        .cutting_many_into(6);
+pub(crate) const VNNI: Tiles = Tiles::new(
+    SimdLevel::Avx512,
+    Left::Int16(Int16::Bytes),
+    tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>),
+)
+.cutting_many_into(6);
 
-/// 4 rows of half a panel take 8 of 16 registers, its weights four.
+/// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, Left::Int16Pairs, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Avx2, Left::Int16(Int16::Whole), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
 /// [`multiply`] by some products, with their instructions.
 macro_rules! groups_by {

@@ -4,6 +4,8 @@
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::groups::{self, multiply};
+#[cfg(target_arch = "x86_64")]
+use super::quads::{EvenAndOdd, Vnni};
 use super::quads::{Plain, Quads};
 use super::tile::{Left, Reads, Tiles, tiles};
 use super::way::{Listed, Way, names};
@@ -96,42 +98,44 @@ macro_rules! groups_by {
 
 groups_by!(groups_portable, Plain);
 
+/// Four products in an instruction.
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod x86 {
-    use super::*;
-    use crate::gemm::cpu::quads::{EvenAndOdd, Vnni};
+pub(crate) struct VnniWay;
 
-    /// Four products in an instruction.
-    pub(crate) struct VnniWay;
-
-    impl Listed for VnniWay {
-        const WAY: Way = Way {
-            names: names!("avx512vnni.int8"),
-            arithmetic: FUSED,
-            level: SimdLevel::Avx512Vnni,
-            tiles: &VNNI,
-            admit,
-            rate,
-        };
-    }
-
-    /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
-    /// on Zen 5. For seven or eight rows a panel is read once only.
-    pub const VNNI: Tiles =
-        Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
-            .cutting_many_into(6);
-
-    /// Products in 16 bits, of even bytes and of odd ones.
-    pub(crate) struct Avx2Way;
-
-    impl Listed for Avx2Way {
-        const WAY: Way =
-            Way { names: names!("avx2.int8"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
-    }
-
-    /// 4 rows of half a panel take 8 of 16 registers, its weights four.
-    pub const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
-
-    groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-    groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+impl Listed for VnniWay {
+    const WAY: Way = Way {
+        names: names!("avx512vnni.int8"),
+        arithmetic: FUSED,
+        level: SimdLevel::Avx512Vnni,
+        tiles: &VNNI,
+        admit,
+        rate,
+    };
 }
+
+/// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
+/// on Zen 5. For seven or eight rows a panel is read once only.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const VNNI: Tiles =
+    Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
+        .cutting_many_into(6);
+
+/// Products in 16 bits, of even bytes and of odd ones.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx2Way;
+
+#[cfg(target_arch = "x86_64")]
+impl Listed for Avx2Way {
+    const WAY: Way =
+        Way { names: names!("avx2.int8"), arithmetic: FUSED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
+}
+
+/// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+
+#[cfg(target_arch = "x86_64")]
+groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");

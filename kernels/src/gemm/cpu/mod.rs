@@ -14,15 +14,16 @@ mod codes;
 #[cfg(target_arch = "x86_64")]
 mod codes_bf16;
 pub(crate) mod driver;
+mod expand;
 mod finish;
 mod floats;
 #[cfg(target_arch = "x86_64")]
 mod floats_avx512bf16;
 mod groups;
-mod header;
 #[cfg(target_arch = "x86_64")]
 mod int16;
 mod int8;
+mod integers;
 mod normed_rows;
 pub(crate) mod order;
 mod pack;
@@ -50,9 +51,9 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         #[cfg(target_arch = "x86_64")]
         O::row::<int16::Avx2Way>(),
         #[cfg(target_arch = "x86_64")]
-        O::row::<int8::x86::VnniWay>(),
+        O::row::<int8::VnniWay>(),
         #[cfg(target_arch = "x86_64")]
-        O::row::<int8::x86::Avx2Way>(),
+        O::row::<int8::Avx2Way>(),
         O::row::<int8::PortableWay>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<blocks::Avx512Way>(),

@@ -2,7 +2,7 @@
 
 use sinew_memory::SimdLevel;
 
-use super::header::Header;
+use super::integers::{Header, Int16};
 use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 
@@ -28,11 +28,11 @@ pub(crate) enum Reads {
 #[inline(always)]
 pub(super) fn prefetch_ahead(p: *const u8, bytes: usize, reads: Reads, light: bool) {
     const AHEAD: usize = 4096 + 2048;
-    const LINE: usize = 64;
+    const CACHE_LINE: usize = 64;
     let (reach, stride) = match reads {
-        Reads::Once => (Reach::Once, LINE),
-        Reads::Again if light => (Reach::Far, 2 * LINE),
-        Reads::Again => (Reach::Far, LINE),
+        Reads::Once => (Reach::Once, CACHE_LINE),
+        Reads::Again if light => (Reach::Far, 2 * CACHE_LINE),
+        Reads::Again => (Reach::Far, CACHE_LINE),
     };
     for line in (0..bytes).step_by(stride) {
         simd::prefetch(p.wrapping_add(AHEAD + line), reach);
@@ -53,20 +53,23 @@ pub(crate) enum Left {
     Pairs,
     /// Quads of int8, in the order in which panels have theirs.
     Quads,
-    /// Quads of int16 in that order: in each step the rows' upper bytes, and then the rows' lower ones. Values that int16
-    /// does not hold beside the others of their group are there as bf16, and are marked in the header.
-    Int16Quads,
-    /// The same quads: in each step the first and the third value of the rows', and then the second and the fourth.
-    Int16Pairs,
+    /// Quads of int16 in that order, two words to each. Values that int16 does not hold beside the others of their group are
+    /// there as bf16, and are marked in the header.
+    Int16(Int16),
 }
 
 impl Left {
+    /// Whether they are integers, in groups that do not depend on each other.
+    pub const fn of_integers(self) -> bool {
+        matches!(self, Self::Quads | Self::Int16(_))
+    }
+
     /// Values of K in a step.
     pub const fn per_step(self) -> usize {
         match self {
             Self::Singles => 1,
             Self::Pairs => 2,
-            Self::Quads | Self::Int16Quads | Self::Int16Pairs => 4,
+            Self::Quads | Self::Int16(_) => 4,
         }
     }
 
@@ -74,7 +77,7 @@ impl Left {
     pub const fn words(self) -> usize {
         match self {
             Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::Int16Quads | Self::Int16Pairs => 2,
+            Self::Int16(_) => 2,
         }
     }
 
@@ -84,7 +87,7 @@ impl Left {
         match (self, panels.blocks()) {
             (_, None) => 0,
             (Self::Quads, Some(format)) => Header::<1>::words(format.group()),
-            (Self::Int16Quads | Self::Int16Pairs, Some(format)) => Header::<2>::words(format.group()),
+            (Self::Int16(_), Some(format)) => Header::<2>::words(format.group()),
             (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
         }
     }
@@ -115,11 +118,9 @@ pub(crate) struct Tiles {
 }
 
 /// Panels of blocks as a loop reads them that looks nothing up: groups of the same scales and zero points, and steps of
-/// what codes stand for.
+/// what codes stand for, a line each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expansion {
-    /// Bytes of a step of a panel.
-    pub step_bytes: usize,
     /// Expands `steps` steps of a block of a panel.
     pub expand: Expand,
     /// Tiles that read it: of the heights of those that look codes up, and above them of more rows, for which there are
@@ -135,7 +136,7 @@ impl Expansion {
     /// Bytes of `k` values along K of an expanded panel.
     pub fn bytes(&self, panels: PanelKind, left: Left, k: usize) -> usize {
         let Some(format) = panels.blocks() else { return 0 };
-        let steps = (panels.padded_k(k) / left.per_step()).saturating_mul(self.step_bytes);
+        let steps = (panels.padded_k(k) / left.per_step()).saturating_mul(blocks::LINE);
         k.div_ceil(format.group()).saturating_mul(blocks::header_bytes(format)).saturating_add(steps)
     }
 }
@@ -167,7 +168,7 @@ impl Tiles {
 
     /// The same with panels that may be expanded, all of which are of packed weights.
     pub const fn expanding(self, expansion: Expansion) -> Self {
-        in_order(expansion.tiles);
+        assert!(in_order(expansion.tiles) <= self.looked_up_rows(), "sums have room for a tile of expanded panels");
         assert!(self.tiles.len() <= expansion.tiles.len(), "expanded panels have tiles of the same heights, or more");
         let mut i = 0;
         while i < self.tiles.len() {
@@ -192,8 +193,14 @@ impl Tiles {
 
     /// Rows of the highest tile of panels as they are.
     #[inline(always)]
-    pub fn highest(&self) -> usize {
+    pub const fn highest(&self) -> usize {
         self.tiles[self.tiles.len() - 1].height
+    }
+
+    /// The most rows in each of whose tiles a panel's codes are looked up, where it may be expanded: those of two.
+    #[inline(always)]
+    pub const fn looked_up_rows(&self) -> usize {
+        2 * self.highest()
     }
 
     /// Rows of the tiles that `rows` rows are cut into, the last of which may have fewer.
@@ -216,10 +223,10 @@ impl Tiles {
         tiles.iter().find(|tile| tile.height >= rows).unwrap_or(highest)
     }
 
-    /// The expansion of panels for a slab of so many rows, if it is worth it: they are read for more than two tiles.
+    /// The expansion of panels for a slab of so many rows, if it is worth it.
     #[inline(always)]
     pub fn expansion_for(&self, rows: usize) -> Option<&Expansion> {
-        self.expansion.as_ref().filter(|_| rows > 2 * self.highest())
+        self.expansion.as_ref().filter(|_| rows > self.looked_up_rows())
     }
 
     /// Rows that a tile of `rows` rows is packed with, whatever reads it.

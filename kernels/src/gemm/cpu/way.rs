@@ -1,11 +1,14 @@
 //! A way to multiply on CPUs, which each file of loops tells of itself.
 
 use sinew_memory::{Hardware, SimdLevel};
+use sinew_tensor::BlockFormat;
 
 use super::tile::Tiles;
+use crate::cpu::leveled::needs;
 use crate::gemm::{Gemm, GemmDynamic, GemmStatic, Rhs};
+use crate::packed::PanelKind;
 use crate::rates::predicted;
-use crate::{Arithmetic, Operator, Refusal, Row};
+use crate::{Arithmetic, Compute, Operator, Refusal, Row};
 
 /// A way to multiply on CPUs: all that its rows have in common, whatever their operator.
 pub(crate) struct Way {
@@ -56,6 +59,16 @@ pub(super) use names;
 pub(crate) trait Multiplies: Operator {
     /// Its row of a way.
     fn row<W: Listed>() -> Row<Self>;
+}
+
+/// The blocks of weights that floats are multiplied with; machines below a level and all else are refused.
+pub(super) fn float_blocks(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
+    needs(level, hardware)?;
+    match fixed.panel_kind().and_then(PanelKind::blocks) {
+        Some(_) if fixed.compute == Compute::Int8 => Err("does not compute in int8".into()),
+        Some(format) => Ok(format),
+        None => Err("multiplies block-quantized weights only".into()),
+    }
 }
 
 /// Predicted seconds at `rate` operations per second and thread.

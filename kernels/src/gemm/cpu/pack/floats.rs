@@ -34,7 +34,7 @@ pub(super) unsafe fn pack<S: Simd, T: Stored, const NORMED: bool>(
     let alike = match left {
         Left::Singles => reading.dtype == DType::F32 && !reading.round,
         Left::Pairs => reading.dtype == DType::BF16,
-        Left::Quads | Left::Int16Quads | Left::Int16Pairs => false,
+        Left::Quads | Left::Int16(_) => false,
     };
     let as_it_is = alike && !NORMED && reading.k_stride == 1 && reading.order.is_none();
     let summed = panels.blocks().filter(|_| left.header(panels) > 0).map(|format| format.group());

@@ -48,10 +48,8 @@ pub(super) struct PackRows<'a> {
 /// longer than a fork, and a thread finds what it packs where it wrote it. Of what is no quads there is one task: what
 /// is stored of a step reaches into the next.
 pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
-    match (left, panels.blocks()) {
-        (Left::Quads | Left::Int16Quads | Left::Int16Pairs, Some(format)) => {
-            most.min(k.div_ceil(LANES * format.group()).max(1))
-        }
+    match panels.blocks() {
+        Some(format) if left.of_integers() => most.min(k.div_ceil(LANES * format.group()).max(1)),
         _ => 1,
     }
 }
@@ -111,9 +109,7 @@ impl PackRows<'_> {
         unsafe {
             match (left, panels.blocks()) {
                 (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, left, panels, (part, self.parts)),
-                (Left::Int16Quads | Left::Int16Pairs, Some(_)) => {
-                    quads::pack::<S, T, 2>(&tile, reading, left, panels, (part, self.parts))
-                }
+                (Left::Int16(_), Some(_)) => quads::pack::<S, T, 2>(&tile, reading, left, panels, (part, self.parts)),
                 _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
             }
         }

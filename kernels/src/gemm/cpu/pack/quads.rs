@@ -7,13 +7,13 @@ use half::bf16;
 use super::super::tile::Left;
 use super::reading::{Reading, TileRows};
 use super::rounded::{Quantized, take_apart};
-use crate::gemm::cpu::header::Header;
+use crate::gemm::cpu::integers::Header;
 use crate::norm::lanes::Scale;
 use crate::packed::{GROUP_SIZES, MAX_GROUP, PanelKind, blocks};
 use crate::simd::{LANES, Simd, Stored};
 
-/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16Quads`] or
-/// [`Left::Int16Pairs`], to multiply with panels of blocks.
+/// Packs part `part` of `parts` of a tile as [`Left::Quads`], or of integers of two `BYTES` as [`Left::Int16`], to multiply
+/// with panels of blocks.
 ///
 /// # Safety
 /// Those of [`Reading::load`] of its rows; there is room for the tile.
@@ -106,8 +106,13 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
                     let mut starts: [i32; BYTES] = std::array::from_fn(|byte| offset * quantized.sums[byte][i] as i32);
                     let mut quads: [_; BYTES] =
                         std::array::from_fn(|byte| blocks::in_quads(values, &quantized.values[byte][i]));
-                    if left == Left::Int16Pairs {
-                        join(&mut starts, &mut quads);
+                    if let (Left::Int16(layout), [start, second], [firsts, seconds]) =
+                        (left, &mut starts[..], &mut quads[..])
+                    {
+                        [*start, *second] = layout.starts(*start, *second);
+                        for (first, second) in firsts.iter_mut().zip(seconds) {
+                            [*first, *second] = layout.words(*first, *second);
+                        }
                     }
                     for (word, (start, quads)) in starts.iter().zip(&quads).enumerate() {
                         to.add((Header::<BYTES>::STARTS + word) * height + r).write(*start);
@@ -118,25 +123,6 @@ unsafe fn pack_groups<S: Simd, T: Stored, const G: usize, const BYTES: usize>(
                 }
             }
         }
-    }
-}
-
-/// Of what sums of upper and of lower bytes start from, and of the words of [`Left::Int16Quads`]: what sums of whole values
-/// start from, in the first, and the words of [`Left::Int16Pairs`].
-#[inline(always)]
-fn join<const BYTES: usize, const WORDS: usize>(starts: &mut [i32; BYTES], quads: &mut [[i32; WORDS]; BYTES]) {
-    /// Two whole values of the bytes at even places. Lower ones have a sign of their own, which takes one off those above.
-    fn pair(upper: u32, lower: u32) -> i32 {
-        const EVEN: u32 = 0xff_00ff;
-        let (upper, lower) = (upper & EVEN, lower & EVEN);
-        let borrowed = upper + 0xff * (lower >> 7 & 0x1_0001);
-        ((borrowed & EVEN) << 8 | lower) as i32
-    }
-    let ([upper, lower], [uppers, lowers]) = (&mut starts[..], &mut quads[..]) else { return };
-    (*upper, *lower) = (256 * *upper + *lower, 0);
-    for (first, second) in uppers.iter_mut().zip(lowers) {
-        let [upper, lower] = [*first, *second].map(|word| word as u32);
-        (*first, *second) = (pair(upper, lower), pair(upper >> 8, lower >> 8));
     }
 }
 

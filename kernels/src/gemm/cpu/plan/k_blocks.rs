@@ -1,6 +1,6 @@
 //! Blocks of K: how many values of a panel are multiplied with all tiles of a slab before the next (kc).
 
-use super::super::tile::{Left, Tiles};
+use super::super::tile::Tiles;
 use super::caches::Room;
 use super::shape::Shape;
 use super::slabs::Slabs;
@@ -61,16 +61,14 @@ impl KBlocks {
     }
 }
 
-/// The most rows that are few: those of three tiles of the highest, or of two where panels are expanded for more. Integers
-/// are multiplied so fast that sums which are carried from block to block cost more than they save.
+/// The most rows that are few: those of three tiles of the highest, or of those in which codes are looked up where panels are
+/// expanded for more. Of integers those of one: they are multiplied so fast that sums which are carried from block to block
+/// cost more than they save.
 fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
     if tiles.expansion.is_some() {
-        return 2 * tiles.highest();
+        return tiles.looked_up_rows();
     }
-    let of_tiles = match tiles.left {
-        Left::Quads | Left::Int16Quads | Left::Int16Pairs => 1,
-        Left::Singles | Left::Pairs => 3,
-    };
+    let of_tiles = if tiles.left.of_integers() { 1 } else { 3 };
     (of_tiles * tiles.highest()).next_multiple_of(shape.tile)
 }
 

@@ -1,7 +1,7 @@
-//! Products of four bytes with four, by the instructions of a level.
+//! Products of four weights of a byte with four activations, by the instructions of a level.
 
 use super::super::groups::Group;
-use super::super::tile::Left;
+use super::super::integers::Int16;
 use super::Quads;
 use crate::simd::{LANES, Portable, Simd};
 
@@ -11,9 +11,10 @@ pub trait Dots: Copy {
     type Sums: Copy;
     /// Four weights of each output.
     type Weights: Copy;
-    /// How activations of two bytes come: [`Left::Int16Quads`], whose bytes have sums of their own, or [`Left::Int16Pairs`],
-    /// of which there is one sum.
-    const INT16: Left;
+    /// Vectors of [`Simd`] that they take.
+    const VECTORS: usize = 1;
+    /// How activations of two bytes come.
+    const INT16: Int16;
     /// All sums `x`.
     unsafe fn splat(x: i32) -> Self::Sums;
     /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
@@ -75,7 +76,7 @@ impl Dots for Plain {
     type S = Portable;
     type Sums = [i32; LANES];
     type Weights = [u8; 4 * LANES];
-    const INT16: Left = Left::Int16Quads;
+    const INT16: Int16 = Int16::Bytes;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {

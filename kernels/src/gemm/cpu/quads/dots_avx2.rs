@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
-use super::super::tile::Left;
+use super::super::integers::Int16;
 use super::Quads;
 use super::dots::{Dots, finish_apart};
 use crate::simd::{Avx2, LANES, Simd};
@@ -17,7 +17,8 @@ impl Dots for EvenAndOdd {
     type S = Avx2;
     type Sums = [__m256i; 2];
     type Weights = [[__m256i; 2]; 2];
-    const INT16: Left = Left::Int16Pairs;
+    const VECTORS: usize = 2;
+    const INT16: Int16 = Int16::Whole;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
-use super::super::tile::Left;
+use super::super::integers::Int16;
 use super::Quads;
 use super::dots::{Dots, finish_apart};
 use crate::simd::{Avx512, Simd};
@@ -16,7 +16,7 @@ impl Dots for Vnni {
     type S = Avx512;
     type Sums = __m512i;
     type Weights = __m512i;
-    const INT16: Left = Left::Int16Quads;
+    const INT16: Int16 = Int16::Bytes;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> __m512i {

@@ -1,5 +1,5 @@
-//! Products of quads: four weights of a word with four activations, of bytes or of the two bytes of int16, summed as
-//! integers.
+//! Products of quads: four weights of a word with four activations, of one byte or of two, whose bytes are multiplied apart
+//! or as whole values; summed as integers.
 
 mod dots;
 #[cfg(target_arch = "x86_64")]
@@ -11,10 +11,10 @@ use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
 
-use super::groups::{Group, LINE, Products, unrolled};
-use super::header::Header;
+use super::groups::{Group, Products, Steps, unrolled};
+use super::integers::{Header, Int16};
 use super::tile::Left;
-use crate::packed::blocks;
+use crate::packed::blocks::{self, LINE};
 use crate::simd::Simd;
 use dots::Dots;
 pub(super) use dots::Plain;
@@ -23,7 +23,7 @@ pub(super) use dots_avx2::EvenAndOdd;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx512vnni::Vnni;
 
-/// Products of the `N` quads of a word with activations of so many bytes, each of which is multiplied by itself.
+/// Products of the `N` quads of a word with activations of so many bytes: of each byte by itself, or of whole values.
 #[derive(Clone, Copy)]
 pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
     /// What weights are too large by, and its inverse: powers of two.
@@ -42,9 +42,8 @@ impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 }
 
 impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
-    const LEFT: Left = if BYTES == 1 { Left::Quads } else { D::INT16 };
     /// Whether there is a sum of whole values, the first, instead of one for each of their bytes.
-    const WHOLE: bool = matches!(Self::LEFT, Left::Int16Pairs);
+    const WHOLE: bool = BYTES == 2 && matches!(D::INT16, Int16::Whole);
 
     /// The sums, and to each the products of its weights with the words of a step.
     #[inline(always)]
@@ -63,20 +62,12 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         unsafe { *sum = D::dot::<BYTES, WORD>(*sum, weights, a) };
     }
 
-    /// The products of the sixteen outputs `h` with one value, of two bytes as they are packed, at the place of byte `byte` of
-    /// a step.
+    /// The products of the sixteen outputs `h` with one value of these bytes, at the place of byte `byte` of a step.
     #[inline(always)]
     unsafe fn products_of_one(group: Group, step: usize, h: usize, byte: usize, bytes: u16) -> [D::Sums; BYTES] {
-        let mut words = [0; BYTES];
-        if Self::WHOLE {
-            // The lower byte's sign takes one off the upper byte.
-            let value = bytes.wrapping_sub((bytes & 0x80) << 1);
-            words[byte % 2] = i32::from(value) << (16 * (byte / 2));
-        } else {
-            for (word, of_value) in words.iter_mut().zip(&bytes.to_be_bytes()[2 - BYTES..]) {
-                *word = i32::from(*of_value) << (8 * byte);
-            }
-        }
+        let words = D::INT16.only(byte, bytes);
+        // Of one byte it is the lower.
+        let words = std::array::from_fn(|i| words[2 - BYTES + i]);
         // SAFETY: passed on.
         unsafe {
             let mut sums = [D::splat(0); BYTES];
@@ -85,7 +76,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         }
     }
 
-    /// What the sums of a row start from: `-offset` times those of its values' bytes.
+    /// What the sums of a row start from: `-offset` times those of its values' bytes, or of whole values in the first.
     #[inline(always)]
     unsafe fn starts(header: *const f32, height: usize, row: usize) -> [D::Sums; BYTES] {
         // SAFETY: passed on.
@@ -115,19 +106,9 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 while bits != 0 {
                     let place = 32 * mark + bits.trailing_zeros() as usize;
                     let (step, byte) = (place / 4, place % 4);
-                    let word = |i| *group.a.cast::<u32>().add((BYTES * step + i) * group.height + row);
-                    each(
-                        step,
-                        byte,
-                        if Self::WHOLE {
-                            let value = word(byte % 2) >> (16 * (byte / 2));
-                            // As the lower byte's sign has taken one off the upper byte.
-                            (value + ((value & 0x80) << 1)) as u16
-                        } else {
-                            let [upper, lower] = [0, BYTES - 1].map(|i| (word(i) >> (8 * byte)) as u8);
-                            u16::from_be_bytes([upper, lower])
-                        },
-                    );
+                    let words = [0, BYTES - 1]
+                        .map(|word| *group.a.cast::<u32>().add((BYTES * step + word) * group.height + row));
+                    each(step, byte, D::INT16.bytes(byte, words));
                     bits &= bits - 1;
                 }
             }
@@ -213,15 +194,18 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     }
 }
 
+impl<D: Dots, const N: usize, const BYTES: usize> Steps for Quads<D, N, BYTES> {
+    const LEFT: Left = if BYTES == 1 { Left::Quads } else { Left::Int16(D::INT16) };
+    const STEPS: usize = N;
+}
+
 impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize> Products<R, H>
     for Quads<D, N, BYTES>
 {
     type S = D::S;
     /// Of each row and vector the sums of the products of its bytes, or of whole values.
     type Sums = [[[D::Sums; BYTES]; H]; R];
-    const LEFT: Left = Self::LEFT;
-    const STEPS: usize = N;
-    const LOADED: usize = N * H + 1;
+    const LOADED: usize = N * H * D::VECTORS + 1;
     const SUMS: usize = if Self::WHOLE { 1 } else { BYTES };
     const LIGHT: bool = N == 1;
 
