@@ -470,6 +470,34 @@ fn a_norm_of_the_left_operand_is_refused_where_its_operands_do_not_fit_it() {
     }
 }
 
+/// The row predicted fastest for one row and for many, of integers whose activations are bf16, and of fp8.
+#[test]
+fn integers_take_activations_as_int16_where_that_is_fastest() {
+    let table = Table::<Gemm>::new(gemm::rows());
+    let integers = BlockFormat::new(BlockValues::Int4, 32, DType::BF16, false).unwrap();
+    let floats = BlockFormat::new(BlockValues::F8E4M3, 128, DType::F32, false).unwrap();
+    for (level, of_integers, of_floats) in [
+        (SimdLevel::Portable, "gemm.cpu.portable.blocks", "gemm.cpu.portable.blocks"),
+        (SimdLevel::Avx2, "gemm.cpu.avx2.int16", "gemm.cpu.avx2.blocks"),
+        (SimdLevel::Avx512Vnni, "gemm.cpu.avx512vnni.int16", "gemm.cpu.avx512.blocks"),
+    ] {
+        if level > SimdLevel::detected() {
+            continue;
+        }
+        let device = Cpu::with(1, level).unwrap();
+        for (format, expected) in [(integers, of_integers), (floats, of_floats)] {
+            let format = Format::of(format).next().unwrap();
+            let fixed = GemmStatic::new(640, 256, DType::BF16, Rhs::Packed(format), DType::BF16, Compute::Bf16);
+            for m in [1, 8, 512] {
+                let cost = |row: &&Row<Gemm>| (row.cost)(&fixed, &GemmDynamic { batch: 1, m }, device.hardware());
+                let rows = table.candidates(&fixed, device.hardware()).0;
+                let best = rows.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap();
+                assert_eq!(best.name, expected, "{m} rows of {fixed} by {level:?}");
+            }
+        }
+    }
+}
+
 /// Rows of block-quantized weights: the same bits whatever rows are multiplied with them, on any threads.
 #[test]
 fn a_row_has_the_same_bits_with_any_others_in_every_block_format() {

@@ -185,8 +185,8 @@ settings! {
     zero_points: bool = false, Some("zero-points"), "BOOL";
     /// Do not quantize the head, and with it an embedding that is tied to it.
     keep_head: bool = false, Some("keep-head"), "BOOL";
-    /// What products with quantized weights read: bf16, or int8, which is faster and less exact; auto is what the other
-    /// products read.
+    /// What products with quantized weights read: bf16, or int8, which is less exact, and faster with AVX512-VNNI; auto is
+    /// what the other products read.
     activations: Option<Activations> = None, Some("activations"), "bf16|int8";
     /// How files are read: read, or mmap, which is slower and does not survive a file that shrinks under it.
     load: Load = Load::Read, Some("load"), "read|mmap";

@@ -81,8 +81,9 @@ impl Int16 {
                 u16::from_be_bytes([upper as u8, lower as u8])
             }
             Self::Whole => {
-                let whole = words[byte % 2] >> (16 * (byte / 2));
-                (whole + ((whole & 0x80) << 1)) as u16
+                let whole = (words[byte % 2] >> (16 * (byte / 2))) as u16;
+                // What the lower byte's sign took off.
+                whole.wrapping_add((whole & 0x80) << 1)
             }
         }
     }
@@ -99,6 +100,14 @@ mod tests {
                 for place in 0..4 {
                     let words = layout.only(place, bytes);
                     assert_eq!(layout.bytes(place, words.map(|word| word as u32)), bytes, "{layout:?}, {place}");
+                    // Beside others, the largest among them.
+                    for others in [0xff, 0x80, 0x7f].map(|byte| i32::from_ne_bytes([byte; 4])) {
+                        let [upper, lower] = bytes
+                            .to_be_bytes()
+                            .map(|byte| others & !(0xff << (8 * place)) | i32::from(byte) << (8 * place));
+                        let words = layout.words(upper, lower).map(|word| word as u32);
+                        assert_eq!(layout.bytes(place, words), bytes, "{layout:?}, {place}, beside {others:x}");
+                    }
                 }
             }
         }

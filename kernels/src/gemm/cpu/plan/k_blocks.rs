@@ -62,8 +62,8 @@ impl KBlocks {
 }
 
 /// The most rows that are few: those of three tiles of the highest, or of those in which codes are looked up where panels are
-/// expanded for more. Of integers those of one: they are multiplied so fast that sums which are carried from block to block
-/// cost more than they save.
+/// expanded for more; in whole tiles as they are cut. Of integers those of one: they are multiplied so fast that sums which are
+/// carried from block to block cost more than they save.
 fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
     if tiles.expansion.is_some() {
         return tiles.looked_up_rows();
