@@ -86,7 +86,11 @@ pub use sinew_kernels as kernels;
 pub use sinew_memory as memory;
 pub use sinew_models as models;
 pub use sinew_ops as ops;
-pub use sinew_tensor as tensor;
+/// Tensors: dtypes, layouts, views without copies, and [`safetensors`](tensor::safetensors) files.
+pub mod tensor {
+    pub use sinew_models::safetensors;
+    pub use sinew_tensor::*;
+}
 
 /// What most programs need.
 pub mod prelude {

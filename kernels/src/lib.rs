@@ -41,6 +41,7 @@ pub(crate) mod strided;
 pub mod support;
 mod table;
 pub mod topk;
+mod unoptimised;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 

@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 
 use memmap2::{MmapMut, MmapOptions};
 
+#[cfg(target_os = "linux")]
+use crate::messages::{self, Severity};
 use crate::system;
 use crate::{Location, Storage, Team};
 
@@ -75,7 +77,7 @@ impl HostStorage {
         if spare != 0
             && let Err(error) = map.advise_range(memmap2::Advice::HugePage, before, size)
         {
-            tracing::debug!(%error, "madvise(HUGEPAGE) refused");
+            messages::send(Severity::Debug, format_args!("madvise(HUGEPAGE) failed: {error}"));
         }
         let ptr = NonNull::new(map.as_mut_ptr().wrapping_add(before))?;
         Some(Self { ptr, len, held: Held::Pages(map) })

@@ -21,6 +21,7 @@ mod hardware;
 mod host;
 mod host_vec;
 mod mapped;
+pub mod messages;
 mod pages;
 mod pool;
 mod private_folder;

@@ -14,6 +14,7 @@ use memmap2::Mmap;
 
 use crate::error::{Error, Result};
 use crate::host_vec::check_host;
+use crate::messages::{self, Severity};
 use crate::{Buffer, Device, Location, Span, Storage};
 
 /// A read-only file, mapped.
@@ -110,7 +111,7 @@ impl MappedFile {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
             if let Err(error) = done {
-                tracing::debug!(%error, path = %self.path.display(), "madvise(DONTNEED) refused");
+                self.refused("DONTNEED", &error);
             }
         }
     }
@@ -121,7 +122,7 @@ impl MappedFile {
         if !self.is_empty()
             && let Err(error) = self.map.advise(memmap2::Advice::Sequential)
         {
-            tracing::debug!(%error, path = %self.path.display(), "madvise(SEQUENTIAL) refused");
+            self.refused("SEQUENTIAL", &error);
         }
     }
 
@@ -135,8 +136,15 @@ impl MappedFile {
         }
         #[cfg(unix)]
         if let Err(error) = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len()) {
-            tracing::debug!(%error, path = %self.path.display(), "madvise(WILLNEED) refused");
+            self.refused("WILLNEED", &error);
         }
+    }
+
+    /// Reports a hint that the system refused: it costs time, and changes no byte.
+    #[cfg(unix)]
+    fn refused(&self, hint: &str, error: &io::Error) {
+        let text = format_args!("madvise({hint}) of {} failed: {error}", self.path.display());
+        messages::send(Severity::Debug, text);
     }
 
     /// A read-only buffer that is `range` of the file, without a copy. Buffers of one file may overlap.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::Unfinished;
+use crate::messages::{self, Severity};
 
 /// First in every entry; the digit changes with the format.
 const MAGIC: &[u8; 8] = b"sinew-k1";
@@ -96,7 +97,7 @@ impl PrivateFolder {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(file);
         if let Err(error) = write(folder, &path, key.as_bytes(), contents) {
-            tracing::debug!("nothing is kept in {}: {error}", path.display());
+            messages::send(Severity::Debug, format_args!("cannot keep {}: {error}", path.display()));
         }
     }
 

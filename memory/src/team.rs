@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -88,8 +88,25 @@ impl Team {
     /// threads. Calls from several threads take turns; a call from inside a task runs on that task's thread alone. A
     /// panic of a task is passed on when the others are done.
     pub fn run(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        if DEEP_TASKS.load(Ordering::Relaxed) && !DEEP_STACK.get() {
+            return on_deep_stack(|| self.run_here(tasks, &task));
+        }
+        self.run_here(tasks, &task);
+    }
+
+    /// Makes every later [`Team::run`] of the process work on threads with a deep stack, the caller's share as well.
+    ///
+    /// Kernels that are compiled without optimisation need it: they keep every vector of a loop on the stack, which takes
+    /// more than the 2 MiB that Rust's own threads and those of async runtimes have. A thread is then started for each
+    /// call from a thread that is not the team's, which takes some 30 µs.
+    pub fn use_deep_stacks() {
+        DEEP_TASKS.store(true, Ordering::Relaxed);
+    }
+
+    /// [`Team::run`] on the caller's stack.
+    fn run_here(&self, tasks: usize, task: &(impl Fn(usize, usize) + Sync)) {
         match &self.crew {
-            Some(crew) if tasks > 1 && !INSIDE.get() => crew.run(tasks, &task),
+            Some(crew) if tasks > 1 && !INSIDE.get() => crew.run(tasks, task),
             _ => (0..tasks).for_each(|i| task(i, 0)),
         }
     }
@@ -104,6 +121,32 @@ impl fmt::Debug for Team {
 thread_local! {
     /// Whether this thread is running a task: a fork inside it would wait for its own thread.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread has a stack of [`STACK_BYTES`].
+    static DEEP_STACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether tasks need a stack of [`STACK_BYTES`]; see [`Team::use_deep_stacks`].
+static DEEP_TASKS: AtomicBool = AtomicBool::new(false);
+
+/// The stack of the team's threads. Kernels compiled without optimisation overflow 4 MiB and fit in 8; pages that nothing
+/// touches take no memory.
+const STACK_BYTES: usize = 32 << 20;
+
+/// Runs `work` on a thread with a stack of [`STACK_BYTES`], and returns when it has ended.
+fn on_deep_stack(work: impl FnOnce() + Send) {
+    let outcome = thread::scope(|scope| {
+        let builder = thread::Builder::new().name("sinew-caller".to_owned()).stack_size(STACK_BYTES);
+        let life = || {
+            DEEP_STACK.set(true);
+            work();
+        };
+        builder.spawn_scoped(scope, life).map(|thread| thread.join())
+    });
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(panic)) => resume_unwind(panic),
+        Err(error) => panic!("cannot start a thread with a stack of {STACK_BYTES} bytes: {error}"),
+    }
 }
 
 /// How long a helper waits awake for the next fork: longer than what lies between two kernels of a model's step (the
@@ -176,6 +219,7 @@ impl Crew {
         for worker in 1..threads {
             let (shared, starting, core) = (crew.shared.clone(), starting.clone(), cores.get(worker).copied());
             let life = move || {
+                DEEP_STACK.set(true);
                 if let Some(core) = core.filter(|&core| !core_affinity::set_for_current(core)) {
                     // Who waits for it is there until every helper has started.
                     let _ = starting.send(core.id);
@@ -183,7 +227,7 @@ impl Crew {
                 drop(starting);
                 shared.help(worker);
             };
-            let helper = thread::Builder::new().name(format!("sinew-{worker}")).spawn(life);
+            let helper = thread::Builder::new().name(format!("sinew-{worker}")).stack_size(STACK_BYTES).spawn(life);
             let helper = helper.map_err(|e| Error::Invalid(format!("cannot start {threads} threads: {e}")))?;
             crew.helpers.push(helper.thread().clone());
         }

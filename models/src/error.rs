@@ -244,4 +244,4 @@ fn nearest_names(nearest: &[String]) -> String {
 }
 
 /// The result of this crate's functions.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;

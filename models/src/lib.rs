@@ -6,6 +6,7 @@
 //! | [`folder`] | a model's folder: each of its files is read once |
 //! | [`architectures`] | a file for each: what its config says, and what its tensors are called |
 //! | [`hub`] | folders of models by path, or by id from the Hugging Face Hub and its cache |
+//! | [`safetensors`] | tensors to and from safetensors files |
 //! | [`tensors`] | tensors by name, from one safetensors file or many |
 //! | [`checkpoint`] | what a model is loaded from: tensors, and which modules are quantized in them |
 //! | [`tokenizer`] | text to token ids and back; the lengths that a model takes |
@@ -51,6 +52,7 @@ pub mod precision;
 pub mod quality;
 pub mod quantize;
 pub mod quantized;
+pub mod safetensors;
 pub mod sampling;
 pub mod settings;
 pub mod stop;

@@ -7,8 +7,10 @@
 
 mod apply;
 mod resolve;
-#[cfg(test)]
+#[cfg(all(test, feature = "settings-file"))]
 mod tests;
+#[cfg(feature = "settings-file")]
+mod toml_file;
 mod value;
 
 use std::num::NonZeroUsize;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sinew_kernels::{Operator, Registry, Row};
+use sinew_memory::messages::Severity;
 use sinew_memory::{Arena, Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, PoolConfig, SimdLevel, Stream, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
@@ -75,6 +76,11 @@ impl Context {
     /// # Errors
     /// A device that cannot make a stream.
     pub fn new(device: Arc<dyn Device>, registry: Arc<Registry>, policy: Policy) -> Result<Self> {
+        sinew_memory::messages::listen(|severity, text| match severity {
+            Severity::Debug => tracing::debug!("{text}"),
+            Severity::Warning => tracing::warn!("{text}"),
+            Severity::Error => tracing::error!("{text}"),
+        });
         let stream = device.clone().stream()?;
         let pool = Pool::new(device.clone(), PoolConfig::default());
         let (choices, trust, recorder, tuning, workspace) = Default::default();

@@ -42,7 +42,7 @@ impl Devices {
             if self.json {
                 let mut value = as_json(device);
                 if let (Some(fields), Some(speed)) = (value.as_object_mut(), &speed) {
-                    fields.insert("measured".to_owned(), serde_json::to_value(speed)?);
+                    fields.insert("measured".to_owned(), speed_json(speed));
                 }
                 all.push(value);
                 continue;
@@ -179,4 +179,28 @@ fn as_json(device: &Discovered) -> serde_json::Value {
         fields.insert("kind".to_owned(), json!(device.kind.to_string()));
     }
     value
+}
+
+/// The measured limits, by the names of their fields.
+fn speed_json(speed: &Description) -> serde_json::Value {
+    let bandwidth = speed.bandwidth.iter().map(|rate| {
+        json!({
+            "threads": rate.threads,
+            "read_bytes_per_s": rate.read_bytes_per_s,
+            "copy_bytes_per_s": rate.copy_bytes_per_s,
+        })
+    });
+    json!({
+        "bandwidth": bandwidth.collect::<Vec<_>>(),
+        "arithmetic": speed.arithmetic.map(|peaks| json!({
+            "f32_flops_per_s": peaks.f32_flops_per_s,
+            "bf16_flops_per_s": peaks.bf16_flops_per_s,
+            "int8_ops_per_s": peaks.int8_ops_per_s,
+        })),
+        "products": speed.products.map(|rates| json!({
+            "f32_flops_per_s": rates.f32_flops_per_s,
+            "bf16_flops_per_s": rates.bf16_flops_per_s,
+        })),
+        "fork_join_s": speed.fork_join_s,
+    })
 }

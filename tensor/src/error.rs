@@ -1,9 +1,5 @@
 //! What can go wrong with tensors, said in one line.
 
-use std::path::PathBuf;
-
-use safetensors::SafeTensorError;
-
 use crate::DType;
 
 /// The result of a tensor operation.
@@ -33,17 +29,6 @@ pub enum Error {
         found: DType,
         /// The dtype asked for.
         asked: DType,
-    },
-    /// A safetensors header that cannot be written.
-    #[error("safetensors: {0}")]
-    Safetensors(#[from] SafeTensorError),
-    /// A safetensors file that cannot be read or written.
-    #[error("safetensors file {}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 

@@ -1,10 +1,12 @@
 //! Elements of tensors on the host: without a copy where the host can reach them, and copies by name.
 
 use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
-use sinew_memory::{Buffer, Error as MemoryError, Stream};
+use sinew_memory::{Buffer, Device, Error as MemoryError, Location, MappedFile, Stream};
 
 use crate::error::{Error, Result, shape_error};
 use crate::{DType, Element, Layout, Tensor, View};
@@ -54,6 +56,31 @@ fn misaligned<T: Element>(address: usize, len: usize) -> Error {
 }
 
 impl Tensor {
+    /// A contiguous, read-only tensor that is `range` of a mapped file, without a copy. Where the bytes are not aligned
+    /// for the dtype, or the device does not work on host memory, it is a copy of them.
+    ///
+    /// # Errors
+    /// A range outside the file or of another length than the shape's, or out of memory.
+    pub fn from_mapped(
+        device: &Arc<dyn Device>,
+        file: &Arc<MappedFile>,
+        range: Range<usize>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Self> {
+        let layout = Layout::contiguous(shape)?;
+        let bytes = file.bytes().get(range.clone());
+        let Some(bytes) = bytes.filter(|bytes| bytes.len() == layout.elements() * dtype.size()) else {
+            let reason = format!("bytes {range:?} of a file of {} for {layout:?} of {dtype}", file.len());
+            return Err(shape_error("mapped tensor", reason));
+        };
+        let aligned = (bytes.as_ptr() as usize).is_multiple_of(dtype.size());
+        if !aligned || device.location() != Location::Host {
+            return Self::from_bytes(device, bytes, dtype, shape);
+        }
+        Self::new(file.buffer(device, range)?, dtype, layout)
+    }
+
     /// The elements of a contiguous tensor that the host can reach, without a copy.
     ///
     /// ```

@@ -8,7 +8,6 @@ mod interop;
 mod layout;
 mod paged;
 mod print;
-pub mod safetensors;
 mod tensor;
 mod view;
 mod views;

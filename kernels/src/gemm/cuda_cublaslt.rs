@@ -4,6 +4,7 @@
 //! The library's matrices lie by columns, so it computes `Dᵀ = Bᵀ·Aᵀ`. Strides that no leading dimension says, and
 //! products that the library has no algorithm for, go to Sinew's own kernels.
 
+use sinew_memory::messages::{self, Severity};
 use sinew_memory::{DeviceKind, Hardware};
 use sinew_tensor::{DType, View};
 
@@ -164,7 +165,7 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
         })?;
     }
     if !enqueued {
-        tracing::debug!(problem = %fixed, call = %call, "cuBLASLt does not take it");
+        messages::send(Severity::Debug, format_args!("cuBLASLt has no kernel for {fixed}, {call}"));
     }
     // SAFETY: passed on.
     if enqueued { Ok(()) } else { unsafe { own::run_any(launch, fixed, call, operands) } }

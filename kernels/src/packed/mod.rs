@@ -309,6 +309,7 @@ impl Format {
         k: usize,
         packed: &mut [u8],
     ) -> Result<()> {
+        crate::unoptimised::prepare();
         let (n, width, pieces) = (weights.n(), weights.k(), weights.pieces());
         let divided = |at: usize| at == k || at.is_multiple_of(self.strip_granule());
         if strip.len() != width || strip.end > k || !divided(strip.start) || !divided(strip.end) {

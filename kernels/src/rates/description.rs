@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use sinew_memory::{Buffer, Bytes, Cpu, Device, Discovered, PrivateFolder};
 use sinew_tensor::DType;
 
@@ -17,7 +16,7 @@ use crate::harness::case::{Case, Lay, Values};
 use crate::{Compute, Error, Registry, Result};
 
 /// Memory's rates with so many threads.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
     /// Threads that work at once; 1 on devices that are not CPUs.
     pub threads: usize,
@@ -38,7 +37,7 @@ pub struct Bandwidth {
 /// println!("{description}");
 /// # Ok::<(), sinew_kernels::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// Memory's rates, by the number of threads.
     pub bandwidth: Vec<Bandwidth>,
@@ -52,7 +51,7 @@ pub struct Description {
 }
 
 /// Operations per second of products of large matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductRates {
     /// Of f32 operands.
     pub f32_flops_per_s: f64,
@@ -78,14 +77,14 @@ impl Description {
 
     /// What this version of the library kept of a device of this name, SIMD level and number of threads.
     pub fn kept(device: &Arc<dyn Device>, folder: &PrivateFolder) -> Option<Self> {
-        serde_json::from_slice(&folder.get(&file(device), &key(device))?).ok()
+        Self::from_text(&folder.get(&file(device), &key(device))?)
     }
 
     /// What was kept of a GPU or an adapter that was only found, as it would be of the opened device. Of a CPU nothing:
     /// it is opened with a SIMD level and a number of threads, which costs nothing.
     pub fn kept_of_found(found: &Discovered, folder: &PrivateFolder) -> Option<Self> {
         let (file, key) = (gpu_file(&found.name), key_of(&found.hardware_words()?));
-        serde_json::from_slice(&folder.get(&file, &key)?).ok()
+        Self::from_text(&folder.get(&file, &key)?)
     }
 
     /// Measures anew, and keeps that in place of what was kept.
@@ -94,9 +93,7 @@ impl Description {
     /// Those of [`Description::measure`].
     pub fn measure_and_keep(device: &Arc<dyn Device>, folder: &PrivateFolder) -> Result<Self> {
         let measured = Self::measure(device)?;
-        if let Ok(contents) = serde_json::to_vec(&measured) {
-            folder.keep(&file(device), &key(device), &contents);
-        }
+        folder.keep(&file(device), &key(device), measured.to_text().as_bytes());
         Ok(measured)
     }
 
@@ -120,6 +117,52 @@ impl Description {
             });
         }
         Ok(Self { bandwidth, arithmetic, products: None, fork_join_s: fork_join(cpu.team(), |_| {}) })
+    }
+
+    /// The text that [`Description::from_text`] reads: a line for each limit, its name before its numbers.
+    fn to_text(&self) -> String {
+        let mut lines = Vec::new();
+        for Bandwidth { threads, read_bytes_per_s, copy_bytes_per_s } in &self.bandwidth {
+            let read = read_bytes_per_s.map_or("-".to_owned(), |read| format!("{read:?}"));
+            lines.push(format!("memory {threads} {read} {copy_bytes_per_s:?}"));
+        }
+        if let Some(ArithmeticPeaks { f32_flops_per_s, bf16_flops_per_s, int8_ops_per_s }) = self.arithmetic {
+            lines.push(format!("arithmetic {f32_flops_per_s:?} {bf16_flops_per_s:?} {int8_ops_per_s:?}"));
+        }
+        if let Some(ProductRates { f32_flops_per_s, bf16_flops_per_s }) = self.products {
+            lines.push(format!("products {f32_flops_per_s:?} {bf16_flops_per_s:?}"));
+        }
+        lines.push(format!("fork_join {:?}", self.fork_join_s));
+        lines.join("\n")
+    }
+
+    /// Reads what [`Description::to_text`] wrote; `None` for any other text.
+    fn from_text(text: &[u8]) -> Option<Self> {
+        let (mut bandwidth, mut arithmetic, mut products, mut fork_join) = (Vec::new(), None, None, None);
+        for line in std::str::from_utf8(text).ok()?.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let number = |at: usize| words.get(at)?.parse::<f64>().ok();
+            match *words.first()? {
+                "memory" => bandwidth.push(Bandwidth {
+                    threads: words.get(1)?.parse().ok()?,
+                    read_bytes_per_s: if words.get(2) == Some(&"-") { None } else { Some(number(2)?) },
+                    copy_bytes_per_s: number(3)?,
+                }),
+                "arithmetic" => {
+                    arithmetic = Some(ArithmeticPeaks {
+                        f32_flops_per_s: number(1)?,
+                        bf16_flops_per_s: number(2)?,
+                        int8_ops_per_s: number(3)?,
+                    });
+                }
+                "products" => {
+                    products = Some(ProductRates { f32_flops_per_s: number(1)?, bf16_flops_per_s: number(2)? });
+                }
+                "fork_join" => fork_join = Some(number(1)?),
+                _ => return None,
+            }
+        }
+        Some(Self { bandwidth, arithmetic, products, fork_join_s: fork_join? })
     }
 
     /// The memory's rate with as many threads as were measured at most: read, where that is known.
@@ -217,7 +260,7 @@ fn key(device: &Arc<dyn Device>) -> String {
 
 /// The number changes with what is measured.
 fn key_of(hardware: &str) -> String {
-    format!("description 2 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
+    format!("description 3 of sinew {}: {hardware}", env!("CARGO_PKG_VERSION"))
 }
 
 /// A line for each kind of limit.
@@ -269,13 +312,20 @@ mod tests {
         let rate = Bandwidth { threads: 2, read_bytes_per_s: Some(2.5e9), copy_bytes_per_s: 1.0 / 3.0 };
         let arithmetic = Some(ArithmeticPeaks { f32_flops_per_s: 1e9, bf16_flops_per_s: 2e9, int8_ops_per_s: 4e9 });
         let made = Description { bandwidth: vec![rate], arithmetic, products: None, fork_join_s: 1.7e-6 };
-        folder.keep(&file(&one), &key(&one), &serde_json::to_vec(&made).unwrap());
+        folder.keep(&file(&one), &key(&one), made.to_text().as_bytes());
         assert_eq!(Description::kept(&one, &folder).as_ref(), Some(&made));
         assert_eq!(made.memory_bytes_per_s(), Some(2.5e9));
+        let products = Some(ProductRates { f32_flops_per_s: 0.1, bf16_flops_per_s: f64::MIN_POSITIVE });
+        let gpu =
+            Description { bandwidth: vec![Bandwidth { read_bytes_per_s: None, ..rate }], products, ..made.clone() };
+        assert_eq!(Description::from_text(gpu.to_text().as_bytes()).as_ref(), Some(&gpu));
+        for damaged in ["", "memory 2 1.0\nfork_join 1.0", "fork_join", "speed 1.0\nfork_join 1.0", "\u{fe}"] {
+            assert_eq!(Description::from_text(damaged.as_bytes()), None, "{damaged}");
+        }
         assert_eq!(Description::kept(&two, &folder), None);
         assert_eq!(Description::kept(&one, &PrivateFolder::none()), None);
         // In the place of another device's, under its own name.
-        folder.keep(&file(&two), &key(&one), &serde_json::to_vec(&made).unwrap());
+        folder.keep(&file(&two), &key(&one), made.to_text().as_bytes());
         assert_eq!(Description::kept(&two, &folder), None);
         let text = made.to_string();
         assert!(text.contains("read 2.3 GiB/s") && text.contains("int8 4 GOP/s") && text.ends_with("1.7 µs"), "{text}");

@@ -9,7 +9,6 @@ use super::loops::{self, FEW_SUMS, SUMS};
 use super::predicted;
 use crate::simd::{self, Kernel, Simd};
 use crate::{Compute, Factors, Result};
-use serde::{Deserialize, Serialize};
 
 /// Measured limits of a device, all its threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +21,7 @@ pub struct Peaks {
 }
 
 /// Measured rates of arithmetic on registers only.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArithmeticPeaks {
     /// f32 multiply-adds, each counted as two.
     pub f32_flops_per_s: f64,

@@ -7,6 +7,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sinew_memory::messages::{self, Severity};
 use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
 use crate::harness::accuracy::{self, RowReport, Run};
@@ -114,6 +115,7 @@ impl Registry {
 
     /// Adds an operator with its rows; rows of an operator that is there already join its table.
     pub fn add<O: Reference>(&mut self, rows: impl IntoIterator<Item = Row<O>>) -> &mut Self {
+        crate::unoptimised::prepare();
         let id = TypeId::of::<O>();
         let table = self.tables.entry(id).or_insert_with(|| {
             self.order.push(id);
@@ -181,7 +183,7 @@ impl Registry {
     /// A kernel that cannot be compiled.
     pub fn prefetch(&self, device: &Arc<dyn Device>) -> Result<()> {
         self.preparations.iter().try_for_each(|prepare| prepare(device))?;
-        tracing::debug!(device = %device.id(), "kernels are ready");
+        messages::send(Severity::Debug, format_args!("kernels are ready on {}", device.id()));
         Ok(())
     }
 

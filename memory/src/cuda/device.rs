@@ -13,6 +13,7 @@ use super::driver::{CallError, Driver, Handle, Properties};
 use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
 use super::stream::CudaStream;
+use crate::messages::{self, Severity};
 use crate::{
     Accelerator, Caches, Device, DeviceId, DeviceKind, Error, Hardware, Location, MemoryInfo, PrivateFolder, Rates,
     Result, SimdLevel, Storage, Stream, system,
@@ -159,7 +160,8 @@ impl CudaDevice {
             Err(CompileError::Compiler(reason)) => {
                 // The driver compiles PTX itself, for this GPU, without what only this GPU has.
                 let Some(ptx) = module.fallback() else { return Err(reason) };
-                tracing::warn!(module = module.name, reason, "kernels run from PTX for compute capability 8.0");
+                let text = format_args!("kernels of {} run from PTX for compute capability 8.0: {reason}", module.name);
+                messages::send(Severity::Warning, text);
                 Module::load(&self.driver, ptx.as_bytes()).map_err(|error| format!("{reason}; {error}"))
             }
         }

@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use super::index::Index;
 use super::{BlockId, PageStats};
+use crate::messages::{self, Severity};
 use crate::{Error, Result};
 
 pub(super) struct State {
@@ -114,7 +115,8 @@ impl State {
     fn let_all_go(&mut self, blocks: impl IntoIterator<Item = BlockId>, are_left_behind: bool) {
         for block in blocks {
             if let Err(error) = self.let_go(block, are_left_behind) {
-                tracing::error!(%error, "a block of a table was released by somebody else");
+                let text = format_args!("a block was released while its table held it: {error}");
+                messages::send(Severity::Error, text);
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use jiff::Zoned;
 use minijinja::machinery::{self, CodeGenerator, Token, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -81,15 +80,24 @@ fn evaluate(source: &str, variables: &Map<String, serde_json::Value>) -> Result<
     Ok(text)
 }
 
+/// The local time, as `strftime` formats it.
+#[cfg(feature = "local-time")]
+fn time_now(format: &str) -> Result<String, String> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|error| format!("`{format}`: {error}"))
+}
+
+#[cfg(not(feature = "local-time"))]
+fn time_now(_: &str) -> Result<String, String> {
+    Err("strftime_now needs the local time: build sinew-models with the feature `local-time`".to_owned())
+}
+
 fn environment<'s>(meter: &Arc<Meter>) -> Environment<'s> {
     let mut env = Environment::new();
     env.set_fuel(Some(FUEL));
     python::add(&mut env);
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: &Value| -> Result<(), Error> { Err(refused(message.to_string())) });
-    env.add_function("strftime_now", |format: &str| -> Result<String, Error> {
-        jiff::fmt::strtime::format(format, &Zoned::now()).map_err(|error| refused(format!("`{format}`: {error}")))
-    });
+    env.add_function("strftime_now", |format: &str| time_now(format).map_err(refused));
     meter::add_filters(&mut env, meter);
     let account = meter.clone();
     env.set_formatter(move |out, _, value| {

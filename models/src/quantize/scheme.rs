@@ -19,6 +19,7 @@ use crate::limits::Limits;
 use crate::load::Sizes;
 use crate::precision::{Quantize, WeightOptions, float_dtype};
 use crate::quantized::{Bits, module_of, rounds_activations};
+use crate::safetensors::file_dtype;
 
 /// A format that compressed-tensors has a name for.
 #[derive(Debug, Clone, Copy)]
@@ -79,10 +80,13 @@ impl Scheme {
     }
 
     /// The tensors that a module's weight becomes: the ends of their names, dtypes and shapes.
-    pub fn tensors(&self, Module { n, k, .. }: Module) -> Vec<(&'static str, Dtype, Vec<usize>)> {
+    ///
+    /// # Errors
+    /// Scales in a dtype that files do not have.
+    pub fn tensors(&self, Module { n, k, .. }: Module) -> Result<Vec<(&'static str, Dtype, Vec<usize>)>> {
         let groups = self.groups(k);
-        let scale = (SCALE, self.format().scale_dtype().to_safetensors(), vec![n, groups]);
-        match self.codes {
+        let scale = (SCALE, file_dtype(self.format().scale_dtype())?, vec![n, groups]);
+        Ok(match self.codes {
             CodesAs::Floats => vec![(CODES, Dtype::F8_E4M3, vec![n, k]), scale],
             CodesAs::Words(bits) => {
                 let mut tensors = vec![
@@ -95,7 +99,7 @@ impl Scheme {
                 }
                 tensors
             }
-        }
+        })
     }
 
     /// The `quantization_config` of a model in which these modules are not quantized.

@@ -6,9 +6,9 @@ use std::io::{Seek, SeekFrom, Write};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
+use crate::safetensors::{FileLayout, LENGTH_BYTES};
 use sinew_ops::Context;
 use sinew_ops::layers::{Codes, RowQuantizer};
-use sinew_tensor::safetensors::{FileLayout, LENGTH_BYTES};
 
 use super::scheme::{CODES, CodesAs, Module, PACKED, SCALE, SHAPE, Scheme, ZERO_POINT};
 use crate::checkpoint::Checkpoint;
@@ -64,14 +64,14 @@ impl<'a> ShardLayout<'a> {
     /// One of tensors of the original, and what they become.
     ///
     /// # Errors
-    /// More tensors than a file can describe.
+    /// More tensors than a file can describe, or a dtype that files do not have.
     pub fn new(name: String, tensors: Vec<(&'a str, Tensor<'a>)>, scheme: &Scheme) -> Result<Self> {
         let mut entries = Vec::new();
         for &(name, tensor) in &tensors {
             match tensor {
                 Tensor::Copied(info) => entries.push((name.to_owned(), info.dtype, info.shape.to_vec())),
                 Tensor::Quantized(module, of) => {
-                    let all = scheme.tensors(of).into_iter();
+                    let all = scheme.tensors(of)?.into_iter();
                     entries.extend(all.map(|(end, dtype, shape)| (format!("{module}.{end}"), dtype, shape)));
                 }
             }

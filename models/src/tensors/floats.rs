@@ -6,9 +6,11 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use sinew_tensor::DType;
 
+use crate::safetensors::tensor_dtype;
+
 /// The dtype of floats of a file that are wide enough to be computed with as they are.
 pub(crate) fn float(dtype: safetensors::Dtype) -> Option<DType> {
-    DType::from_safetensors(dtype).filter(|dtype| *dtype == DType::F64 || DType::COMPUTE.contains(dtype))
+    tensor_dtype(dtype).filter(|dtype| *dtype == DType::F64 || DType::COMPUTE.contains(dtype))
 }
 
 /// The dtype in which they are packed: f64 as f32.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::safetensors::{MAX_HEADER_BYTES, Unique};
 use serde::Deserialize;
-use sinew_tensor::safetensors::{MAX_HEADER_BYTES, Unique};
 
 use crate::error::{Error, Result};
 use crate::files;

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::safetensors::{Header, HeaderError, LENGTH_BYTES};
 use safetensors::tensor::TensorInfo;
 use sinew_memory::MappedFile;
-use sinew_tensor::safetensors::{Header, HeaderError, LENGTH_BYTES};
 
 use super::Load;
 use crate::error::{Error, Result};

@@ -1,10 +1,10 @@
 use std::fs::File;
 
 use super::*;
+use crate::safetensors::MAX_HEADER_BYTES;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use sinew_tensor::safetensors::MAX_HEADER_BYTES;
 use tempfile::TempDir;
 
 /// A safetensors file with the named tensors, each `[2, 3]` in bf16 and filled with its position in the list.

@@ -31,7 +31,7 @@ pub enum HeaderError {
 /// overlap to the file's end, and each has as many as its shape and dtype take.
 ///
 /// ```
-/// use sinew_tensor::safetensors::{Header, LENGTH_BYTES};
+/// use sinew_models::safetensors::{Header, LENGTH_BYTES};
 ///
 /// let text = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
 /// let file = [&(text.len() as u64).to_le_bytes(), &text[..], &[7, 8]].concat();
@@ -40,7 +40,7 @@ pub enum HeaderError {
 /// let header = Header::read(&file[LENGTH_BYTES..end], len)?;
 /// assert_eq!(header.tensors()["a"].shape, [2]);
 /// assert!(Header::read(&file[LENGTH_BYTES..end], len - 1).is_err(), "the file is truncated");
-/// # Ok::<(), sinew_tensor::safetensors::HeaderError>(())
+/// # Ok::<(), sinew_models::safetensors::HeaderError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Header {
@@ -129,7 +129,7 @@ fn bytes_of(tensors: &BTreeMap<String, TensorInfo>) -> Result<u64, String> {
 /// entry `__metadata__`, which says nothing of the tensors, is left out.
 ///
 /// ```
-/// use sinew_tensor::safetensors::Unique;
+/// use sinew_models::safetensors::Unique;
 ///
 /// let Unique(files) = serde_json::from_str::<Unique<String>>(r#"{"a": "1.safetensors"}"#)?;
 /// assert_eq!(files["a"], "1.safetensors");

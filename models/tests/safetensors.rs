@@ -6,8 +6,9 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
-use sinew_tensor::safetensors::{FileLayout, MAX_HEADER_BYTES, load, save, save_with_metadata};
-use sinew_tensor::{DType, Error, Tensor};
+use sinew_models::Error;
+use sinew_models::safetensors::{FileLayout, MAX_HEADER_BYTES, load, save, save_with_metadata, to_tensor};
+use sinew_tensor::{DType, Error as TensorError, Tensor};
 
 fn location(tensor: &Tensor) -> Location {
     tensor.buffer().span().storage.location()
@@ -38,8 +39,8 @@ fn what_is_saved_is_loaded_as_views_into_the_file() {
     assert_eq!(loaded["w.t"].as_slice::<f32>().unwrap(), [1.5, 4.0, 2.0, 5.0, 3.0, 6.0]);
     assert_eq!(loaded["flags"].to_bools().unwrap(), [true, false, true]);
     let mut mapped = loaded["w"].clone();
-    assert!(matches!(mapped.as_mut_slice::<f32>(), Err(Error::Memory(MemoryError::ReadOnly))));
-    assert!(matches!(mapped.view_mut(), Err(Error::Memory(MemoryError::ReadOnly))));
+    assert!(matches!(mapped.as_mut_slice::<f32>(), Err(TensorError::Memory(MemoryError::ReadOnly))));
+    assert!(matches!(mapped.view_mut(), Err(TensorError::Memory(MemoryError::ReadOnly))));
 
     // Tensors of the earlier file outlive it.
     save(&path, [("w", &point)]).unwrap();
@@ -130,7 +131,7 @@ fn misaligned_tensors_are_copied() {
     let mut bytes = vec![0u8];
     bytes.extend(values.iter().flat_map(|x| x.to_le_bytes()));
     let view = TensorView::new(Dtype::F32, vec![3], &bytes[1..]).unwrap();
-    assert_eq!(Tensor::from_safetensors(&cpu, &view).unwrap().as_slice::<f32>().unwrap(), values);
+    assert_eq!(to_tensor(&cpu, &view).unwrap().as_slice::<f32>().unwrap(), values);
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bytes");
@@ -155,7 +156,7 @@ fn broken_files_are_errors_that_name_them() {
     let good = serialize([("a", view)], None).unwrap();
     assert!(load_error(&good[..good.len() - 1]).to_string().contains("model.safetensors"));
     for broken in [&b""[..], &[255; 8], &good[..20], &[&good[..], &[0]].concat()] {
-        assert!(matches!(load_error(broken), Error::File { .. }));
+        assert!(matches!(load_error(broken), Error::Header { .. }));
     }
     let [one, other] = [[0, 2], [2, 4]].map(|at| format!(r#"{{"dtype":"U8","shape":[2],"data_offsets":{at:?}}}"#));
     let blanks = " ".repeat(MAX_HEADER_BYTES as usize);

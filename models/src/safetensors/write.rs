@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 use sinew_memory::Unfinished;
+use sinew_tensor::{DType, Element, Error as TensorError, Layout, Tensor};
 
-use super::{MAX_HEADER_BYTES, METADATA};
-use crate::error::{Error, Result, shape_error};
-use crate::{DType, Element, Layout, Tensor};
+use super::{MAX_HEADER_BYTES, METADATA, file_dtype, shape_error};
+use crate::error::{Error, Result};
 
 /// Where each tensor is in a safetensors file that is to be written, and what the file begins with to say so.
 ///
@@ -22,13 +22,13 @@ use crate::{DType, Element, Layout, Tensor};
 ///
 /// ```
 /// use safetensors::Dtype;
-/// use sinew_tensor::safetensors::FileLayout;
+/// use sinew_models::safetensors::FileLayout;
 ///
 /// let tensors = [("codes".to_owned(), Dtype::U16, vec![3]), ("scale".to_owned(), Dtype::F64, vec![2, 1])];
 /// let layout = FileLayout::new(tensors, None)?;
 /// let start = layout.bytes().len();
 /// assert_eq!(layout.tensors(), [("scale".to_owned(), start..start + 16), ("codes".to_owned(), start + 16..start + 22)]);
-/// # Ok::<(), sinew_tensor::Error>(())
+/// # Ok::<(), sinew_models::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct FileLayout {
@@ -62,8 +62,9 @@ impl FileLayout {
             infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));
             start = end;
         }
-        let metadata = Metadata::new(metadata, infos)?;
-        let mut text = serde_json::to_vec(&metadata).map_err(SafeTensorError::from)?;
+        let invalid = |error: SafeTensorError| shape_error("save", error.to_string());
+        let metadata = Metadata::new(metadata, infos).map_err(invalid)?;
+        let mut text = serde_json::to_vec(&metadata).map_err(|error| invalid(error.into()))?;
         text.resize(text.len().next_multiple_of(8), b' ');
         if text.len() as u64 > MAX_HEADER_BYTES {
             let (count, len) = (places.len(), text.len());
@@ -114,9 +115,10 @@ pub fn save_with_metadata<'a, S: AsRef<str>>(
     metadata: Option<HashMap<String, String>>,
 ) -> Result<()> {
     let tensors: Vec<(S, &Tensor)> = tensors.into_iter().collect();
-    let entry =
-        |name: &str, tensor: &Tensor| (name.to_owned(), tensor.dtype().to_safetensors(), tensor.shape().to_vec());
-    let layout = FileLayout::new(tensors.iter().map(|(name, tensor)| entry(name.as_ref(), tensor)), metadata)?;
+    let entry = |(name, tensor): &(S, &Tensor)| {
+        Ok((name.as_ref().to_owned(), file_dtype(tensor.dtype())?, tensor.shape().to_vec()))
+    };
+    let layout = FileLayout::new(tensors.iter().map(entry).collect::<Result<Vec<_>>>()?, metadata)?;
     let of_name: HashMap<&str, &Tensor> = tensors.iter().map(|(name, tensor)| (name.as_ref(), *tensor)).collect();
     let mut out = Output::create(path.as_ref(), &layout)?;
     for (name, _) in layout.tensors() {
@@ -135,7 +137,8 @@ pub fn save_with_metadata<'a, S: AsRef<str>>(
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("rows.safetensors");
 /// use sinew_memory::Cpu;
-/// use sinew_tensor::{DType, safetensors};
+/// use sinew_models::safetensors;
+/// use sinew_tensor::DType;
 /// let mut rows = safetensors::Writer::create(&path, "rows", DType::I32, &[2, 2])?;
 /// rows.write(&[1i32, 2])?;
 /// rows.write(&[3i32, 4])?;
@@ -160,7 +163,7 @@ impl Writer {
     /// The name `__metadata__`, a shape that tensors cannot have, or a file that cannot be written.
     pub fn create(path: impl AsRef<Path>, name: &str, dtype: DType, shape: &[usize]) -> Result<Self> {
         let left = Layout::contiguous(shape)?.elements();
-        let layout = FileLayout::new([(name.to_owned(), dtype.to_safetensors(), shape.to_vec())], None)?;
+        let layout = FileLayout::new([(name.to_owned(), file_dtype(dtype)?, shape.to_vec())], None)?;
         Ok(Self { out: Output::create(path.as_ref(), &layout)?, dtype, left })
     }
 
@@ -170,7 +173,7 @@ impl Writer {
     /// Elements of another type than the tensor's, more of them than its shape has, or a file that cannot be written.
     pub fn write<T: Element>(&mut self, elements: &[T]) -> Result<()> {
         if T::DTYPE != self.dtype {
-            return Err(Error::DType { operation: "write", found: self.dtype, asked: T::DTYPE });
+            return Err(TensorError::DType { operation: "write", found: self.dtype, asked: T::DTYPE }.into());
         }
         let (new, left) = (elements.len(), self.left);
         let too_many = || shape_error("write", format!("{new} elements for the last {left} of the tensor"));
@@ -219,5 +222,5 @@ impl Output {
 }
 
 fn file_error(path: &Path, source: io::Error) -> Error {
-    Error::File { path: path.to_owned(), source: source.into() }
+    Error::io("write", path, source)
 }
