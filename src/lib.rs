@@ -69,6 +69,25 @@
 //! that computes; [`ops`] has the operators; [`models::architectures`] the models that load, and [`models`] what they
 //! are made of; [`kernels`] is for who writes kernels, and `examples/add_kernel.rs` adds one from outside.
 //!
+//! # Debug builds
+//!
+//! Cargo's dev profile does not optimise dependencies. Kernels work unoptimised too, 50 to 100 times slower, and say so
+//! once on stderr. Two lines in the application's `Cargo.toml` optimise them:
+//!
+//! ```toml
+//! [profile.dev.package."*"]
+//! opt-level = 3
+//! ```
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `cuda` (default) | NVIDIA GPUs through the driver, found at run time |
+//! | `wgpu` (default) | Vulkan, Metal and DX12 adapters |
+//! | `hub` (default) | models by their id on the Hugging Face Hub |
+//! | `cli` (default) | the command `sinew`, settings files, and `strftime_now` in chat templates |
+//!
 //! # Threads
 //!
 //! Tensors, views to read, checkpoints, tokenizers and contexts are `Send` and `Sync`: one context serves many threads,

@@ -130,7 +130,7 @@ static DEEP_TASKS: AtomicBool = AtomicBool::new(false);
 
 /// The stack of the team's threads. Kernels compiled without optimisation overflow 4 MiB and fit in 8; pages that nothing
 /// touches take no memory.
-const STACK_BYTES: usize = 32 << 20;
+const STACK_BYTES: usize = 16 << 20;
 
 /// Runs `work` on a thread with a stack of [`STACK_BYTES`], and returns when it has ended.
 fn on_deep_stack(work: impl FnOnce() + Send) {
