@@ -481,6 +481,11 @@ fn text_files_that_are_damaged() {
         ("zeros without end", |path| File::create(path).and_then(|file| file.set_len(1 << 40)).expect("made")),
         ("a folder", |path| fs::create_dir(path).expect("created")),
         ("many values", |path| fs::write(path, format!("[{}0]", "0,".repeat(2_000_000))).expect("written")),
+        ("many infinities", |path| fs::write(path, format!("[{}NaN]", "NaN,".repeat(1_000_000))).expect("written")),
+        ("many halves of pairs", |path| {
+            fs::write(path, format!(r#"[{}1]"#, r#""\ud800","#.repeat(400_000))).expect("written")
+        }),
+        ("an infinity before damage", |path| fs::write(path, r#"{"a": NaN, "b" 1}"#).expect("written")),
     ];
     for (what, damage) in damages {
         let refused = |fixture: &str, file: &str, commands: &[&[&str]]| {

@@ -333,6 +333,11 @@ mod tests {
             (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold lists of token ids, has \"a\""),
             (r#"{"no_repeat_ngram_size": -1}"#, "`no_repeat_ngram_size` must be an integer"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
+            (r#"{"temperature": Infinity}"#, "`temperature` must be a finite number, found Infinity"),
+            (r#"{"top_p": NaN}"#, "`top_p` must be a finite number, found NaN"),
+            (r#"{"max_length": 1e400}"#, "`max_length` must be an integer from 0 to 2147483648, found 1e400"),
+            (r#"{"suppress_tokens": [1, -Infinity]}"#, "`suppress_tokens` must hold token ids, has -Infinity"),
+            (r#"{"stop_strings": ["a", "\ud800"]}"#, "has \"\\ud800\", which has half of a surrogate pair"),
             ("[]", "generation_config.json"),
             ("{", "not valid JSON"),
         ] {

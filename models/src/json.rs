@@ -1,7 +1,10 @@
 //! JSON objects of files, whose fields are read with their type checked.
 
-use std::io;
+mod python;
 
+use std::io::{self, Write};
+
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -20,7 +23,7 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn of(value: &'a Value, file: &'a str, section: &'a str) -> Result<Self> {
         match value {
-            Value::Object(map) => Ok(Self { map, file, section }),
+            Value::Object(map) if python::spelling(value).is_none() => Ok(Self { map, file, section }),
             other => Err(Error::Config {
                 file: file.to_owned(),
                 problem: match section {
@@ -40,6 +43,11 @@ impl<'a> Fields<'a> {
                 section => format!("`{section}.{name}` {problem}"),
             },
         }
+    }
+
+    /// The file, for messages.
+    pub(crate) fn file(&self) -> &'a str {
+        self.file
     }
 
     /// Whether the file spells the field out, be it as `null`.
@@ -133,7 +141,7 @@ pub(crate) fn brief(value: &Value) -> String {
 
     /// Takes no more than a beginning: a value may have millions of parts.
     struct Start(Vec<u8>);
-    impl io::Write for Start {
+    impl Write for Start {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             match MAX_BYTES - self.0.len() {
                 0 => Err(io::ErrorKind::WriteZero.into()),
@@ -149,9 +157,38 @@ pub(crate) fn brief(value: &Value) -> String {
         }
     }
 
+    /// Writes JSON, and what Python alone reads as the file spells it.
+    fn write(value: &Value, to: &mut Start) -> io::Result<()> {
+        let mut separator = "";
+        match (python::spelling(value), value) {
+            (Some(spelling), _) => to.write_all(spelling.as_bytes()),
+            (None, Value::Array(values)) => {
+                to.write_all(b"[")?;
+                for value in values {
+                    to.write_all(separator.as_bytes())?;
+                    write(value, to)?;
+                    separator = ",";
+                }
+                to.write_all(b"]")
+            }
+            (None, Value::Object(fields)) => {
+                to.write_all(b"{")?;
+                for (name, value) in fields {
+                    to.write_all(separator.as_bytes())?;
+                    serde_json::to_writer(&mut *to, name)?;
+                    to.write_all(b":")?;
+                    write(value, to)?;
+                    separator = ",";
+                }
+                to.write_all(b"}")
+            }
+            (None, value) => Ok(serde_json::to_writer(to, value)?),
+        }
+    }
+
     let mut start = Start(Vec::new());
     // An error says that it is full.
-    let _ = serde_json::to_writer(&mut start, value);
+    let _ = write(value, &mut start);
     let text = String::from_utf8_lossy(&start.0);
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -159,12 +196,36 @@ pub(crate) fn brief(value: &Value) -> String {
     }
 }
 
+/// The value of a file's text, which may have what Python's `json` reads beyond JSON: readers of [`Fields`] refuse that by
+/// the name of its field.
+///
+/// # Errors
+/// [`Error::Json`] for a text that Python does not read.
 pub(crate) fn parse(text: &str, file: &str) -> Result<Value> {
-    let parsed = match text.starts_with('\u{feff}') {
-        true => Err(serde::de::Error::custom("it begins with a byte order mark")),
-        false => serde_json::from_str(text),
-    };
-    parsed.map_err(|source| Error::Json { file: file.to_owned(), source })
+    parse_as(text).map_err(|source| Error::Json { file: file.to_owned(), source })
+}
+
+/// [`parse`] into a type that reads some fields and leaves the others.
+pub(crate) fn parse_as<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+    if text.starts_with('\u{feff}') {
+        return Err(serde::de::Error::custom("it begins with a byte order mark"));
+    }
+    serde_json::from_str(text).or_else(|error| match python::rewritten(text) {
+        // Places in the rewritten text are others than in the file.
+        Some(json) => serde_json::from_str(&json).map_err(|in_json: serde_json::Error| match in_json.is_data() {
+            true => in_json,
+            false => error,
+        }),
+        None => Err(error),
+    })
+}
+
+/// A number, which may be infinite or `NaN` in a file that Python wrote.
+pub(crate) fn as_number(value: &Value) -> Option<f64> {
+    match python::spelling(value) {
+        Some(spelling) => spelling.parse().ok(),
+        None => value.as_f64(),
+    }
 }
 
 #[cfg(test)]
@@ -188,6 +249,48 @@ mod tests {
         assert_eq!(a.size("m", 1 << 20).expect("whole"), Some(32768));
         assert!(a.size("k", 100).is_err());
         assert_eq!(a.size("z", 100).expect("null is missing"), None);
+    }
+
+    /// Python reads all of this, and so does transformers.
+    #[test]
+    fn fields_that_python_alone_reads_are_refused_by_name() {
+        let text = r#"{"a": {"x": Infinity, "y": 1e400, "z": [1, -Infinity], "n": NaN, "s": "\ud800", "ok": 1, "ok": 2},
+            "unread": [NaN, {"\udfff": "\ud800 \udfff"}]}"#;
+        let value = parse(text, "f").expect("as Python reads it");
+        let a = Fields::of(&value, "config.json", "").expect("an object").section("a").expect("one").expect("present");
+        let error = |result: Error| result.to_string();
+        for (found, expected) in [
+            (error(a.number("x").unwrap_err()), "`a.x` must be a finite number, found Infinity"),
+            (error(a.positive("y").unwrap_err()), "`a.y` must be a positive number, found 1e400"),
+            (error(a.positives("z").unwrap_err()), "`a.z` must be a list of positive numbers, found [1,-Infinity]"),
+            (error(a.size("n", 9).unwrap_err()), "`a.n` must be an integer from 1 to 9, found NaN"),
+            (error(a.count("x", 9).unwrap_err()), "`a.x` must be an integer from 0 to 9, found Infinity"),
+            (error(a.flag("n").unwrap_err()), "`a.n` must be true or false, found NaN"),
+            (error(a.list("x").unwrap_err()), "`a.x` must be a list, found Infinity"),
+            (error(a.text("n").unwrap_err()), "`a.n` must be a string, found NaN"),
+            (
+                error(a.text("s").unwrap_err()),
+                r#"`a.s` must be a string, found "\ud800", which has half of a surrogate pair"#,
+            ),
+        ] {
+            assert_eq!(found, format!("config.json: {expected}"));
+        }
+        let Err(section) = a.section("n") else { panic!("NaN is no object") };
+        assert_eq!(section.to_string(), "config.json: `n` must be an object, found NaN");
+        // The last of two fields counts in Python, too.
+        assert_eq!(a.size("ok", 9).expect("a number"), Some(2));
+        assert_eq!(value["unread"].as_array().map(Vec::len), Some(2));
+        assert_eq!(["x", "n", "s", "ok"].map(|name| a.get(name).and_then(as_number).map(f64::to_bits)), {
+            [Some(f64::INFINITY.to_bits()), Some(f64::NAN.to_bits()), None, Some(2f64.to_bits())]
+        });
+    }
+
+    #[test]
+    fn errors_name_the_place_in_the_file() {
+        let line = |text| parse(text, "f").expect_err("no JSON").one_line();
+        assert_eq!(line(r#"{"a": NaN, "b": }"#), "f is not valid JSON: expected value at line 1 column 7");
+        assert_eq!(line(r#"{"a": 1,}"#), "f is not valid JSON: trailing comma at line 1 column 9");
+        assert!(line("\u{feff}{}").contains("byte order mark"));
     }
 
     #[test]

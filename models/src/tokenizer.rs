@@ -14,7 +14,7 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirectio
 
 use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
-use crate::json::{Fields, as_count, brief};
+use crate::json::{Fields, as_count, as_number, brief};
 use config::Declared;
 use file::TokenizerFile;
 
@@ -301,7 +301,7 @@ fn read_limit(fields: Option<Fields<'_>>, field: &str) -> Result<Option<usize>> 
     let Some(fields) = fields else { return Ok(None) };
     match fields.get(field) {
         None => Ok(None),
-        Some(limit) => match limit.as_f64() {
+        Some(limit) => match as_number(limit) {
             Some(limit) if limit > MAX_LIMIT as f64 => Ok(None),
             _ => match as_count(limit).filter(|&limit| limit > 0) {
                 Some(limit) => Ok(Some(limit)),

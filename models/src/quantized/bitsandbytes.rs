@@ -10,7 +10,6 @@
 use std::borrow::Cow;
 
 use safetensors::Dtype;
-use serde_json::Value;
 use sinew_tensor::{BlockValues, DType};
 
 use super::config::{expect, unsupported};
@@ -20,7 +19,7 @@ use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;
 use crate::config::fields::{MAX_SIZE, read_dtype};
 use crate::error::{Error, Result};
-use crate::json::{Fields, as_count};
+use crate::json::{self, Fields, as_count};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{float, widened};
 
@@ -86,8 +85,9 @@ fn module(tensors: &Tensors, name: &str) -> Result<Option<StoredModule>> {
             state.shape
         )));
     }
-    let json: Value = serde_json::from_slice(&tensors.tensor(&state.name)?.bytes)
-        .map_err(|source| Error::Json { file: format!("`{}` in {}", state.name, tensors.name()), source })?;
+    let bytes = tensors.tensor(&state.name)?.bytes;
+    let file = format!("`{}` in {}", state.name, tensors.name());
+    let json = json::parse(&String::from_utf8_lossy(&bytes), &file)?;
     let fields = Fields::of(&json, &state.name, "")?;
     let says = |field: &str, known: &str| {
         fields.required(field, fields.get(field))?;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::json;
 
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
@@ -25,8 +26,11 @@ pub(super) fn weight_map(text: &str, file: &str) -> Result<BTreeMap<String, Stri
     struct Index {
         weight_map: Option<Unique<String>>,
     }
-    let index: Index = serde_json::from_str(text).map_err(|source| match source.is_data() {
-        true => Error::Config { file: file.to_owned(), problem: source.to_string() },
+    let index: Index = json::parse_as(text).map_err(|source| match source.is_data() {
+        true => Error::Config {
+            file: file.to_owned(),
+            problem: format!("`weight_map` must have the file of each tensor: {source}"),
+        },
         false => Error::Json { file: file.to_owned(), source },
     })?;
     let missing = || Error::Config { file: file.to_owned(), problem: "`weight_map` is missing".to_owned() };

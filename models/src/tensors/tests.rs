@@ -133,6 +133,20 @@ fn shards_are_found_through_the_index() {
 }
 
 #[test]
+fn an_index_may_have_what_python_alone_reads() {
+    let folder = sharded(json!({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}));
+    let path = folder.path().join(INDEX);
+    let index = fs::read_to_string(&path).expect("an index");
+    for metadata in ["NaN", r#"{"total_size": Infinity, "by": "\ud800"}"#, "1e400"] {
+        fs::write(&path, index.replace(r#"{"total_size":1}"#, metadata)).expect("written");
+        let checkpoint = Tensors::open(folder.path(), Load::Read).expect(metadata);
+        assert_eq!(checkpoint.names().count(), 3, "{metadata}");
+    }
+    fs::write(&path, index.replace(r#""b.safetensors""#, "NaN")).expect("written");
+    assert!(refusal(&folder).contains("`weight_map` must have the file of each tensor"), "{}", refusal(&folder));
+}
+
+#[test]
 fn an_index_that_leaves_the_folder_or_contradicts_its_shards_is_refused() {
     for (weight_map, expected) in [
         (json!({"x": "../a.safetensors"}), "outside"),

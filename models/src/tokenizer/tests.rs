@@ -945,6 +945,12 @@ fn limits_come_from_both_files_and_the_model() {
     let unlimited = folder_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]);
     let limits = TextLimits::read(&Documents::new(unlimited.path())).expect("valid");
     assert_eq!(limits.limit(512), 512);
+    for infinite in ["Infinity", "1e400"] {
+        fs::write(unlimited.path().join("tokenizer_config.json"), format!(r#"{{"model_max_length": {infinite}}}"#))
+            .expect("written");
+        let limits = TextLimits::read(&Documents::new(unlimited.path())).expect("valid");
+        assert_eq!(limits, TextLimits::default(), "{infinite}");
+    }
     let none = tempfile::tempdir().expect("a folder");
     assert_eq!(TextLimits::read(&Documents::new(none.path())).expect("valid"), TextLimits::default());
     for wrong in [json!(0), json!(-1), json!("512"), json!(1.5)] {
