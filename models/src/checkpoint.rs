@@ -85,12 +85,20 @@ impl Checkpoint {
     /// [`Error::MissingTensor`](crate::Error::MissingTensor) when no prefix leads to one, and those of
     /// [`has_weight`](Self::has_weight).
     pub fn prefix_of<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<&'p str> {
+        match self.find_prefix(name, prefixes)? {
+            Some(prefix) => Ok(prefix),
+            None => Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&"")))),
+        }
+    }
+
+    /// [`prefix_of`](Self::prefix_of); `None` when no prefix leads to a weight.
+    pub(crate) fn find_prefix<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<Option<&'p str>> {
         for prefix in prefixes {
             if self.has_weight(&format!("{prefix}{name}"))? {
-                return Ok(prefix);
+                return Ok(Some(prefix));
             }
         }
-        Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&""))))
+        Ok(None)
     }
 
     /// Warns of the tensors that nobody has asked for, once all are loaded that a model needs. What has a name that ends

@@ -280,14 +280,14 @@ impl<S: Stage> Parts<S> {
     fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
         let (names, hidden, vocab, rows) = (config.names, config.hidden_size, config.vocab_size, limits.max_rows);
         let precision = maker.precision();
-        let prefix = maker.checkpoint().prefix_of(names.embedding, names.prefixes)?;
+        let words = names.words(config.tie_word_embeddings, maker.checkpoint())?;
+        let prefix = words.prefix;
         let at = |name: &str| format!("{prefix}{name}");
-        let embedding = Part::whole(at(names.embedding), vocab);
         let (end, embedding) = match limits.max_logits {
             None => {
                 let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
                 let states = maker.rows(DType::F32, rows, hidden)?;
-                (End::States(Box::new(norm), states), maker.table(embedding, hidden)?)
+                (End::States(Box::new(norm), states), maker.table(Part::whole(words.module, vocab), hidden)?)
             }
             Some(most) => {
                 let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
@@ -300,7 +300,9 @@ impl<S: Stage> Parts<S> {
                     options,
                     max_rows: most,
                 };
-                let (head, embedding) = match Head::of(config, maker.checkpoint())? {
+                let which = Head::of(config, maker.checkpoint(), &words)?;
+                let embedding = Part::whole(words.module, vocab);
+                let (head, embedding) = match which {
                     Head::Tied => maker.tied(norm, head(embedding))?,
                     Head::Own(name) | Head::OwnThoughTied(name) => {
                         let head = maker.normed_linear(norm, head(Part::whole(name, vocab)))?;

@@ -23,8 +23,13 @@ pub fn fixture(name: &str) -> String {
 
 /// A copy of a fixture, with the folders inside it, but not of what is expected of the model.
 pub fn copy(name: &str) -> TempDir {
+    copy_of(&fixture_path(name))
+}
+
+/// A copy of a folder, as [`copy`] makes one of a fixture.
+pub fn copy_of(folder: &Path) -> TempDir {
     let copy = tempfile::tempdir().expect("a folder");
-    copy_files(&fixture_path(name), copy.path());
+    copy_files(folder, copy.path());
     copy
 }
 

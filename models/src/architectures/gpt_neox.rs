@@ -19,7 +19,8 @@ const NAMES: TensorNames = TensorNames {
     up: Up::Plain("mlp.dense_h_to_4h"),
     down: "mlp.dense_4h_to_h",
     norm: "final_layer_norm",
-    heads: &["embed_out"],
+    // transformers 5 calls the module `lm_head` and saves it as `embed_out`; safetensors' `save_model` does not rename it.
+    heads: &["embed_out", "lm_head"],
     spare: &["attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"],
     ..llama::NAMES
 };

@@ -36,6 +36,8 @@ pub struct EncoderConfig {
     pub ropes: Vec<RopeConfig>,
     /// A learned vector for each position, which is added to the embedding.
     pub learned_positions: Option<LearnedPositions>,
+    /// A head for masked words has the table of words as its weight.
+    pub tie_word_embeddings: bool,
     /// The number of rows of the segment embedding; 0 for a model without one.
     pub type_vocab_size: usize,
     /// Added to the variance in layer norms.
@@ -135,6 +137,7 @@ impl EncoderConfig {
             layers: vec![EncoderLayerConfig { window: None, rope: None }; num_hidden_layers],
             ropes: Vec::new(),
             learned_positions: Some(LearnedPositions { first: 0, padding: None }),
+            tie_word_embeddings: config.flag("tie_word_embeddings")?.unwrap_or(true),
             type_vocab_size,
             layer_norm_eps: read_eps(config, eps, eps_default)?,
             norm_first: false,

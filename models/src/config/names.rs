@@ -1,5 +1,47 @@
 //! What checkpoints call their tensors.
 
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+
+/// Where a checkpoint has the table of words.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// What the names of all modules but the head begin with.
+    pub prefix: &'static str,
+    /// The module whose weight is the table.
+    pub module: String,
+}
+
+impl Words {
+    /// The table `name` behind one of `prefixes`. Without one it is the weight of a head that the config ties to it:
+    /// safetensors' `save_model` writes a shared tensor under one name only. The prefix is then that of `in_layer`, a
+    /// module that every model has.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`](crate::Error::MissingTensor) for a checkpoint without either, and those of
+    /// [`Checkpoint::has_weight`].
+    fn find(
+        checkpoint: &Checkpoint,
+        prefixes: &[&'static str],
+        name: &str,
+        tied_heads: &[&'static str],
+        in_layer: &str,
+    ) -> Result<Self> {
+        if let Some(prefix) = checkpoint.find_prefix(name, prefixes)? {
+            return Ok(Self { prefix, module: format!("{prefix}{name}") });
+        }
+        for head in tied_heads {
+            if checkpoint.has_weight(head)?
+                && let Some(prefix) = checkpoint.find_prefix(in_layer, prefixes)?
+            {
+                return Ok(Self { prefix, module: (*head).to_owned() });
+            }
+        }
+        let prefix = checkpoint.prefix_of(name, prefixes)?;
+        Ok(Self { prefix, module: format!("{prefix}{name}") })
+    }
+}
+
 /// What a decoder's checkpoints call their tensors, less `.weight` and `.bias`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct TensorNames {
@@ -87,6 +129,16 @@ impl TensorNames {
     pub(crate) fn is_gated(&self) -> bool {
         !matches!(self.up, Up::Plain(_))
     }
+
+    /// The embedding of a checkpoint, which may be the weight of a head that is `tied` to it.
+    ///
+    /// # Errors
+    /// A checkpoint that has none.
+    pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
+        let heads = if tied { self.heads } else { &[] };
+        let in_layer = format!("{}0.{}", self.layer, self.attention_output);
+        Words::find(checkpoint, self.prefixes, self.embedding, heads, &in_layer)
+    }
 }
 
 /// What an encoder's checkpoints call their tensors, less `.weight` and `.bias`.
@@ -115,4 +167,16 @@ pub(crate) struct EncoderNames {
     /// Ends of the whole names of tensors that are not needed, as in [`TensorNames`], and of what follows the last
     /// hidden states.
     pub spare: &'static [&'static str],
+}
+
+impl EncoderNames {
+    /// The table of words of a checkpoint, which may be the weight of a head for masked words that is `tied` to it.
+    ///
+    /// # Errors
+    /// A checkpoint that has none.
+    pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
+        let heads = if tied { &self.masked_head[1..] } else { &[] };
+        let in_layer = format!("{}.0.{}", self.layer, self.output);
+        Words::find(checkpoint, self.prefixes, self.word, heads, &in_layer)
+    }
 }

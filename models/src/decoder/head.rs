@@ -1,6 +1,7 @@
 //! Which weight gives logits.
 
 use crate::checkpoint::Checkpoint;
+use crate::config::Words;
 use crate::{DecoderConfig, Result};
 
 /// What logits are products with.
@@ -15,10 +16,14 @@ pub(crate) enum Head {
 }
 
 impl Head {
-    /// That of a checkpoint: one that it has is used whatever the config says.
-    pub(crate) fn of(config: &DecoderConfig, checkpoint: &Checkpoint) -> Result<Self> {
+    /// The head of a checkpoint whose embedding is that of `words`. A weight that the checkpoint has beside the embedding
+    /// is used, whether the config ties the head or not.
+    pub(crate) fn of(config: &DecoderConfig, checkpoint: &Checkpoint, words: &Words) -> Result<Self> {
         let (heads, is_tied) = (config.names.heads, config.tie_word_embeddings);
         for head in heads {
+            if *head == words.module {
+                return Ok(Self::Tied);
+            }
             if checkpoint.has_weight(head)? {
                 return Ok(if is_tied { Self::OwnThoughTied(head) } else { Self::Own(head) });
             }
@@ -38,7 +43,8 @@ mod tests {
 
     #[test]
     fn a_head_is_the_embedding_where_the_config_says_so_and_there_is_none() {
-        let head = |is_tied: bool, names: &[&str]| {
+        let words = |module: &str| Words { prefix: "model.", module: module.to_owned() };
+        let head = |is_tied: bool, words: &Words, names: &[&str]| {
             let config = json!({
                 "model_type": "llama", "hidden_size": 8, "vocab_size": 16, "intermediate_size": 8,
                 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -48,11 +54,14 @@ mod tests {
             let view = |name| (name, TensorView::new(Dtype::BF16, vec![1], &[0; 2]).expect("a number"));
             let file = safetensors::serialize(names.iter().map(view), None).expect("a file");
             let checkpoint = Checkpoint::new(Tensors::from_bytes(file).expect("tensors"), None);
-            Head::of(config.as_decoder().expect("a decoder"), &checkpoint).expect("a head")
+            Head::of(config.as_decoder().expect("a decoder"), &checkpoint, words).expect("a head")
         };
         let (own, none) = (&["lm_head.weight", "other"][..], &["other"][..]);
-        assert_eq!((head(false, own), head(true, own)), (Head::Own("lm_head"), Head::OwnThoughTied("lm_head")));
-        // What is missing is said when it is loaded.
-        assert_eq!((head(false, none), head(true, none)), (Head::Own("lm_head"), Head::Tied));
+        let table = &words("model.embed_tokens");
+        let heads = |names| (head(false, table, names), head(true, table, names));
+        assert_eq!(heads(own), (Head::Own("lm_head"), Head::OwnThoughTied("lm_head")));
+        // Loading says that a tensor is missing.
+        assert_eq!(heads(none), (Head::Own("lm_head"), Head::Tied));
+        assert_eq!(head(true, &words("lm_head"), own), Head::Tied);
     }
 }

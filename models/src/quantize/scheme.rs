@@ -10,7 +10,7 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::Names;
 use crate::checkpoint::Checkpoint;
-use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
+use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig, Words};
 use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
@@ -164,8 +164,9 @@ impl Modules {
             });
         }
         // An embedding stays as it is, and a head that others would not know if it were quantized.
+        let words = words(config, checkpoint)?;
         let stays = match config {
-            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint)?, Head::Own(_)),
+            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint, &words)?, Head::Own(_)),
             ModelConfig::Encoder(_) => false,
         };
         let how = Quantize { head: scheme.how.head && !stays, ..scheme.how };
@@ -210,7 +211,7 @@ impl Modules {
                 _ => {}
             }
         }
-        let kept = kept(config, checkpoint, &asked, &quantized)?;
+        let kept = kept(config, checkpoint, &words, &asked, &quantized);
         let tied_head_kept = scheme.how.head && stays && !folder.embeds()?;
         Ok(Self { quantized, kept, tied_head_kept })
     }
@@ -261,17 +262,13 @@ fn asked<'a>(
 fn kept(
     config: &ModelConfig,
     checkpoint: &Checkpoint,
+    words: &Words,
     asked: &Sizes<'_>,
     quantized: &BTreeMap<String, Module>,
-) -> Result<Names> {
-    let (words, prefixes) = match config {
-        ModelConfig::Decoder(DecoderConfig { names, .. }) => (names.embedding, names.prefixes),
-        ModelConfig::Encoder(EncoderConfig { names, .. }) => (names.word, names.prefixes),
-    };
-    let prefix = checkpoint.prefix_of(words, prefixes)?;
-    let words = format!("{prefix}{words}");
+) -> Names {
+    let prefix = words.prefix;
     let is_kept = |module: &&str| {
-        !quantized.contains_key(*module) && *module != words && !asked.tables.iter().any(|table| table == module)
+        !quantized.contains_key(*module) && *module != words.module && !asked.tables.iter().any(|table| table == module)
     };
     let matrices = checkpoint.infos().filter(|(_, info)| info.shape.len() == 2);
     let modules = matrices.filter_map(|(name, _)| name.strip_suffix(".weight")).filter(is_kept);
@@ -303,5 +300,17 @@ fn kept(
         }
         _ => {}
     }
-    Ok(kept)
+    kept
+}
+
+/// The table of words, which is not quantized.
+fn words(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<Words> {
+    match config {
+        ModelConfig::Decoder(DecoderConfig { names, tie_word_embeddings, .. }) => {
+            names.words(*tie_word_embeddings, checkpoint)
+        }
+        ModelConfig::Encoder(EncoderConfig { names, tie_word_embeddings, .. }) => {
+            names.words(*tie_word_embeddings, checkpoint)
+        }
+    }
 }
