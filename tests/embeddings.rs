@@ -1,9 +1,12 @@
 //! Embeddings: the same bits in any company, prompts, decoders over long texts, and the command on files of texts.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Output;
 
+use serde::Deserialize;
+use serde_json::Value;
 use sinew::models::precision::{Activations, Quantize};
 use sinew::models::{Load, Tensors};
 use sinew::prelude::*;
@@ -109,7 +112,8 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
     assert!(with.embed_as("title", &["rights"]).expect_err("no such prompt").to_string().contains("title"));
 
     let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
-    let modules = r#"[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]"#;
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
     let prompts = ("config_sentence_transformers.json", PROMPTS);
     let folder = changed(ENCODER, &[prompts, ("modules.json", modules), ("1_Pooling/config.json", pooling)]);
     let mut without = model(folder.path(), None);
@@ -127,6 +131,84 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
         let mean = rows.sum::<f64>() / (tokens.len() - prompt) as f64;
         assert!((f64::from(*x) - mean).abs() < 1e-6, "{x} for {mean}");
     }
+}
+
+/// A model by other files, and the vectors that sentence-transformers gives for it (`make_embedding_files.py`).
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    model: String,
+    files: BTreeMap<String, Value>,
+    tokenizer: BTreeMap<String, Value>,
+    prompt_name: Option<String>,
+    texts: Vec<String>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let text = fs::read_to_string(fixture_path("embedding_files/expected.json")).expect("the cases are there");
+        serde_json::from_str(&text).expect("valid cases")
+    }
+
+    fn folder(&self) -> TempDir {
+        let folder = copy(&self.model);
+        for (file, content) in &self.files {
+            let path = folder.path().join(file);
+            fs::create_dir_all(path.parent().expect("inside")).expect("created");
+            fs::write(path, content.to_string()).expect("written");
+        }
+        let path = folder.path().join("tokenizer.json");
+        let mut tokenizer: Value =
+            serde_json::from_str(&fs::read_to_string(&path).expect("a tokenizer")).expect("valid JSON");
+        for (field, value) in &self.tokenizer {
+            tokenizer[field] = value.clone();
+        }
+        fs::write(path, tokenizer.to_string()).expect("written");
+        folder
+    }
+}
+
+#[test]
+fn vectors_are_those_of_sentence_transformers_by_every_file() {
+    let mut wrong = Vec::new();
+    for case in Case::all() {
+        let mut model = model(case.folder().path(), Some(DType::F32));
+        let vectors = match &case.prompt_name {
+            Some(name) => model.embed_as(name, &case.texts).expect("the texts embed"),
+            None => model.embed(&case.texts).expect("the texts embed"),
+        };
+        for ((text, found), expected) in case.texts.iter().zip(&vectors).zip(&case.vectors) {
+            assert_eq!((found.len(), model.dimensions()), (expected.len(), expected.len()), "{}", case.name);
+            let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let of = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+            let cosine = of(found, expected) / (of(found, found) * of(expected, expected)).sqrt();
+            let scale = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+            if off > 1e-5 * scale || cosine < 1.0 - 1e-5 {
+                wrong.push(format!("{}, {text:?}: {off} off, a cosine of {cosine}", case.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_caller_may_keep_other_dimensions_than_the_files_say() {
+    let cases = Case::all();
+    let case = &cases[0];
+    let mut model = model(case.folder().path(), Some(DType::F32));
+    let short = model.embed(&case.texts).expect("the texts embed");
+    model.truncate_to(None).expect("all are some");
+    let whole = model.embed(&case.texts).expect("the texts embed");
+    assert_eq!((short[0].len(), whole[0].len()), (7, model.hidden_size()));
+    assert_eq!(bits(&[whole[0][..7].to_vec()]), bits(&short[..1]));
+    for most in [3, 1000] {
+        model.truncate_to(Some(most)).expect("some");
+        let vectors = model.embed(&case.texts).expect("the texts embed");
+        let most = most.min(whole[0].len());
+        assert_eq!(bits(&vectors), bits(&[whole[0][..most].to_vec(), whole[1][..most].to_vec()]));
+    }
+    assert!(model.truncate_to(Some(0)).expect_err("none").one_line().contains("0 dimensions"));
 }
 
 #[test]
@@ -246,6 +328,10 @@ fn the_command_takes_texts_from_a_file_or_standard_input() {
 
     let prompted = lines(&embed(&["--prompt-name", "query", "second"], ""));
     assert_ne!(prompted[0], expected[1]);
+    let short = lines(&embed(&["--truncate-dim", "5", "second"], ""));
+    assert_eq!(short[0], expected[1].split(' ').take(5).collect::<Vec<_>>().join(" "));
+    let refusal = embed(&["--truncate-dim", "0", "second"], "");
+    assert!(!refusal.status.success() && String::from_utf8_lossy(&refusal.stderr).contains("--truncate-dim"));
     for (arguments, word) in [
         (&["--prompt-name", "title", "x"][..], "title"),
         (&["--file", "/nowhere/texts"], "/nowhere/texts"),

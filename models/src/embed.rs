@@ -81,7 +81,10 @@ impl EmbeddingModel {
         let loaded = LoadOptions { weights: *options, ..LoadOptions::default() };
         let Footprint { plan, kept, .. } =
             Planner::of(&ctx, Purpose::Embed(model), &checkpoint).refuse_beyond_memory(&loaded, "embeddings")?;
-        let tokenizer = folder.tokenizer()?;
+        let mut tokenizer = folder.tokenizer()?;
+        if config.do_lower_case {
+            tokenizer = tokenizer.map(|tokenizer| Arc::new(tokenizer.in_lower_case()));
+        }
         ctx.prefetch()?;
         let precision = Precision { kept, ..precision };
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
@@ -121,9 +124,27 @@ impl EmbeddingModel {
         self.backbone.kernels()
     }
 
-    /// Values in a vector.
+    /// Values in a hidden state.
     pub fn hidden_size(&self) -> usize {
         self.backbone.hidden_size()
+    }
+
+    /// Values in a vector: as many as in a hidden state, or those that [truncation](EmbeddingConfig::truncate_dim) leaves.
+    pub fn dimensions(&self) -> usize {
+        self.config.truncate_dim.map_or(self.hidden_size(), |most| most.min(self.hidden_size()))
+    }
+
+    /// Has vectors keep their first `most` values, or all, in place of as many as the model's files say. Vectors that are
+    /// scaled to length 1 are so before.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for no value at all.
+    pub fn truncate_to(&mut self, most: Option<usize>) -> Result<()> {
+        if most == Some(0) {
+            return Err(Error::Input("vectors of 0 dimensions; keep at least one".to_owned()));
+        }
+        self.config.truncate_dim = most;
+        Ok(())
     }
 
     /// The most tokens of a text that are read, special ones included.
@@ -194,10 +215,7 @@ impl EmbeddingModel {
             .tokenizer
             .as_ref()
             .ok_or_else(|| Error::Input("the model has no tokenizer.json, which embedding texts needs".to_owned()))?;
-        match self.config.do_lower_case {
-            true => tokenizer.encode_within(&text.to_lowercase(), max_tokens),
-            false => tokenizer.encode_within(text, max_tokens),
-        }
+        tokenizer.encode_within(text, max_tokens)
     }
 
     /// Tokens of a prompt before a text. As sentence-transformers counts them: those of the prompt alone, without a
@@ -254,6 +272,7 @@ impl EmbeddingModel {
         if self.config.normalize {
             normalize(&mut vector);
         }
+        vector.truncate(self.dimensions());
         if vector.iter().any(|x| !x.is_finite()) {
             return Err(Error::Input(format!(
                 "the embedding of text {text}, counted from 0, has values that are no numbers"

@@ -1,6 +1,9 @@
 //! From the vectors of a text's tokens to the vector of the text, as the files of sentence-transformers say.
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use serde_json::{Value, json};
 
 use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
@@ -8,8 +11,8 @@ use crate::files;
 use crate::json::{self, Fields, brief};
 
 const MODULES: &str = FileName::Modules.as_str();
-/// The class of the module that pools.
-const POOLING: &str = "Pooling";
+/// The most dimensions that a file may ask for.
+const MAX_DIMENSIONS: usize = i32::MAX as usize;
 
 /// How the vectors of a text's tokens become the vector of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,9 @@ pub struct EmbeddingConfig {
     pub prompts: BTreeMap<String, String>,
     /// The name of the prompt that is put before a text unless another is asked for.
     pub default_prompt_name: Option<String>,
+    /// Dimensions that a vector keeps, its first ones (`config_sentence_transformers.json`). As in sentence-transformers
+    /// they are what remains of a vector that has been scaled already, so their length is below 1.
+    pub truncate_dim: Option<usize>,
 }
 
 impl Default for EmbeddingConfig {
@@ -52,6 +58,7 @@ impl Default for EmbeddingConfig {
             do_lower_case: false,
             prompts: BTreeMap::new(),
             default_prompt_name: None,
+            truncate_dim: None,
         }
     }
 }
@@ -59,11 +66,17 @@ impl Default for EmbeddingConfig {
 impl EmbeddingConfig {
     pub(crate) fn read(documents: &Documents) -> Result<Self> {
         let mut config = Self::default();
+        let modules = Module::all(documents)?;
         if let Some(fields) = documents.sentence_config()? {
             config.do_lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
+            if modules.is_some() {
+                check_transformer(&fields)?;
+            }
         }
-        config.read_prompts(documents)?;
-        config.read_modules(documents)?;
+        config.read_own(documents)?;
+        if let Some(modules) = modules {
+            config.read_modules(documents, &modules)?;
+        }
         Ok(config)
     }
 
@@ -74,7 +87,7 @@ impl EmbeddingConfig {
     /// [`Error::Input`] for a name that the model's files do not have.
     pub fn prompt(&self, name: Option<&str>) -> Result<&str> {
         let Some(name) = name.or(self.default_prompt_name.as_deref()) else { return Ok("") };
-        self.prompts.get(name).map(String::as_str).ok_or_else(|| {
+        self.known_prompt(name).ok_or_else(|| {
             let known: Vec<&str> = self.prompts.keys().map(String::as_str).collect();
             Error::Input(match known.as_slice() {
                 [] => format!("no prompt is called `{name}`: the model has none"),
@@ -83,10 +96,19 @@ impl EmbeddingConfig {
         })
     }
 
-    fn read_prompts(&mut self, documents: &Documents) -> Result<()> {
+    /// sentence-transformers gives every model empty prompts for queries and documents.
+    fn known_prompt(&self, name: &str) -> Option<&str> {
+        let empty = ["query", "document"].contains(&name).then_some("");
+        self.prompts.get(name).map(String::as_str).or(empty)
+    }
+
+    /// Reads what sentence-transformers says of a whole model.
+    fn read_own(&mut self, documents: &Documents) -> Result<()> {
         let file = FileName::SentenceTransformersConfig;
         let Some(value) = documents.json_if_present(file)? else { return Ok(()) };
         let fields = Fields::of(value, file.as_str(), "")?;
+        // Others are loaded by classes of their own, which give scores, or several or sparse vectors.
+        expect(&fields, "model_type", "SentenceTransformer")?;
         if let Some(prompts) = fields.section("prompts")? {
             for name in prompts.keys() {
                 let text = prompts.text(name)?.unwrap_or_default();
@@ -94,33 +116,30 @@ impl EmbeddingConfig {
             }
         }
         self.default_prompt_name = fields.text("default_prompt_name")?.map(str::to_owned);
-        if let Some(name) = self.default_prompt_name.as_ref().filter(|&name| !self.prompts.contains_key(name)) {
+        if let Some(name) = self.default_prompt_name.as_ref().filter(|name| self.known_prompt(name).is_none()) {
             return Err(fields.problem("default_prompt_name", &format!("is `{name}`, which `prompts` does not have")));
         }
+        self.truncate_dim = fields.size("truncate_dim", MAX_DIMENSIONS)?;
         Ok(())
     }
 
-    fn read_modules(&mut self, documents: &Documents) -> Result<()> {
-        const ALL: [&str; 3] = ["Transformer", POOLING, "Normalize"];
-        let Some(modules) = Module::all(documents)? else { return Ok(()) };
-        let found: Vec<&str> = modules.iter().map(|module| module.class.as_str()).collect();
-        for module in modules.iter().take(ALL.len()) {
-            match module.class.as_str() {
-                "Transformer" | "Normalize" => {}
-                POOLING => self.read_pooling(documents, &module.config())?,
-                other => {
-                    return Err(Error::Unsupported {
-                        what: format!("the module `{}` in {MODULES}", other.escape_debug()),
-                        supported: "Transformer, Pooling, Normalize".to_owned(),
-                    });
-                }
+    fn read_modules(&mut self, documents: &Documents, modules: &[Module]) -> Result<()> {
+        const ALL: [Class; 3] = [Class::Transformer, Class::Pooling, Class::Normalize];
+        let classes = modules.iter().take(ALL.len() + 1).map(Module::class).collect::<Result<Vec<_>>>()?;
+        for (module, class) in modules.iter().zip(&classes) {
+            match class {
+                Class::Transformer => module.check_in_root()?,
+                Class::Pooling => self.read_pooling(documents, &module.config())?,
+                Class::Normalize => module.check_normalize(documents)?,
             }
         }
-        if found != ALL && found != ALL[..2] {
+        if classes != ALL && classes != ALL[..2] {
+            let found: Vec<String> =
+                modules.iter().take(ALL.len() + 1).map(|module| module.name().to_owned()).collect();
             let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
             return Err(damaged(format!("{problem} {}", found.join(", "))));
         }
-        self.normalize = found.len() == ALL.len();
+        self.normalize = classes.len() == ALL.len();
         Ok(())
     }
 
@@ -130,6 +149,10 @@ impl EmbeddingConfig {
         let fields = Fields::of(&value, file, "")?;
         // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
         let named = match fields.get("pooling_mode") {
+            Some(Value::Array(modes)) => match modes.iter().map(Value::as_str).collect() {
+                Some(modes) => modes,
+                None => return Err(fields.problem("pooling_mode", "must be a string or a list of them")),
+            },
             Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
             None => {
                 let mut set = Vec::new();
@@ -190,31 +213,148 @@ pub(crate) fn normalize(vector: &mut [f64]) {
     vector.iter_mut().for_each(|x| *x /= norm);
 }
 
-/// An entry of `modules.json`.
-struct Module {
-    /// The last part of its type's name.
-    class: String,
-    path: Option<String>,
+/// A class of sentence-transformers whose modules are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Transformer,
+    Pooling,
+    Normalize,
 }
 
-impl Module {
+/// What the names of the classes of modules begin with, in the versions that have saved any.
+const PACKAGES: [&str; 3] = [
+    "sentence_transformers.models.",
+    "sentence_transformers.base.modules.",
+    "sentence_transformers.sentence_transformer.modules.",
+];
+
+impl Class {
+    /// The class of a whole name. A class of other code may have the same last part, and does something else.
+    fn of(name: &str) -> Option<Self> {
+        match name.strip_prefix("sentence_transformers.")? {
+            "models.Transformer"
+            | "models.Transformer.Transformer"
+            | "base.modules.Transformer"
+            | "base.modules.transformer.Transformer"
+            | "sentence_transformer.modules.Transformer" => Some(Self::Transformer),
+            "models.Pooling"
+            | "models.Pooling.Pooling"
+            | "sentence_transformer.modules.Pooling"
+            | "sentence_transformer.modules.pooling.Pooling" => Some(Self::Pooling),
+            "models.Normalize"
+            | "models.Normalize.Normalize"
+            | "base.modules.Normalize"
+            | "base.modules.normalize.Normalize"
+            | "sentence_transformer.modules.Normalize"
+            | "sentence_transformer.modules.normalize.Normalize" => Some(Self::Normalize),
+            _ => None,
+        }
+    }
+}
+
+/// An entry of `modules.json`.
+struct Module<'a> {
+    /// The name of its class, with the package.
+    class: &'a str,
+    path: Option<&'a str>,
+}
+
+impl<'a> Module<'a> {
     /// `None` in a folder without `modules.json`.
-    fn all(documents: &Documents) -> Result<Option<Vec<Self>>> {
+    fn all(documents: &'a Documents) -> Result<Option<Vec<Self>>> {
         let Some(value) = documents.json_if_present(FileName::Modules)? else { return Ok(None) };
         let modules =
             value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(value))))?;
         let modules = modules.iter().map(|module| {
             let fields = Fields::of(module, MODULES, "")?;
-            let class = fields.required("type", fields.text("type")?)?;
-            let class = class.rsplit('.').next().unwrap_or(class).to_owned();
-            Ok(Self { class, path: fields.text("path")?.map(str::to_owned) })
+            Ok(Self { class: fields.required("type", fields.text("type")?)?, path: fields.text("path")? })
         });
         modules.collect::<Result<_>>().map(Some)
     }
 
+    /// # Errors
+    /// [`Error::Unsupported`] for a class that is not implemented: its vectors would be others.
+    fn class(&self) -> Result<Class> {
+        Class::of(self.class).ok_or_else(|| Error::Unsupported {
+            what: format!("the module `{}` in {MODULES}", crate::printable(self.name())),
+            supported: "Transformer, Pooling and Normalize of sentence_transformers".to_owned(),
+        })
+    }
+
+    /// The class without the package, where that is one of sentence-transformers.
+    fn name(&self) -> &'a str {
+        PACKAGES.iter().find_map(|package| self.class.strip_prefix(package)).unwrap_or(self.class)
+    }
+
     /// The name of its config in the model's folder.
     fn config(&self) -> String {
-        format!("{}/config.json", self.path.as_deref().unwrap_or("1_Pooling"))
+        format!("{}/config.json", self.path.unwrap_or("1_Pooling"))
+    }
+
+    /// Whether its files are those of the model's folder.
+    fn is_in_root(&self) -> bool {
+        Path::new(self.path.unwrap_or_default()).components().all(|part| part == Component::CurDir)
+    }
+
+    /// Refuses a model in a folder of its own: the files that are read are those beside `modules.json`.
+    fn check_in_root(&self) -> Result<()> {
+        match self.is_in_root() {
+            true => Ok(()),
+            false => Err(Error::Unsupported {
+                what: format!("a model in the folder {} of {MODULES}", brief(&json!(self.path))),
+                supported: format!("models beside {MODULES}"),
+            }),
+        }
+    }
+
+    /// Refuses to scale anything but the vector of a text.
+    fn check_normalize(&self, documents: &Documents) -> Result<()> {
+        if self.is_in_root() {
+            return Ok(());
+        }
+        let file = self.config();
+        let path = files::join_inside(documents.path(), &file, MODULES)?;
+        let Some(text) = files::if_present(files::read_text(&path))? else { return Ok(()) };
+        let value = json::parse(&text, &file)?;
+        let fields = Fields::of(&value, &file, "")?;
+        expect(&fields, "module_input_name", "sentence_embedding")?;
+        expect(&fields, "module_output_name", "sentence_embedding")
+    }
+}
+
+/// Refuses what `sentence_bert_config.json` may say of other models than those whose last hidden states are pooled.
+fn check_transformer(fields: &Fields<'_>) -> Result<()> {
+    expect(fields, "transformer_task", "feature-extraction")?;
+    expect(fields, "module_output_name", "token_embeddings")?;
+    let unsupported = |name: &str, value: &Value, supported: &str| Error::Unsupported {
+        what: format!("{name} {} in {}", brief(value), fields.file()),
+        supported: supported.to_owned(),
+    };
+    if let Some(modalities) = fields.section("modality_config")? {
+        // Texts are made messages, for the chat template, wherever the model takes any.
+        let messages = modalities.get("message");
+        let plain = modalities
+            .get("text")
+            .is_some_and(|text| text["method"] == "forward" && text["method_output_name"] == "last_hidden_state");
+        if let Some(value) = messages.or_else(|| fields.get("modality_config").filter(|_| !plain)) {
+            return Err(unsupported("modality_config", value, "the last hidden states of plain texts"));
+        }
+    }
+    match fields.get("processing_kwargs") {
+        Some(Value::Object(kwargs)) if kwargs.is_empty() => Ok(()),
+        Some(value) => Err(unsupported("processing_kwargs", value, "none")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses any other value of a field than one.
+fn expect(fields: &Fields<'_>, name: &str, supported: &str) -> Result<()> {
+    match fields.text(name)? {
+        Some(found) if found != supported => Err(Error::Unsupported {
+            what: format!("{name} {} in {}", brief(&json!(found)), fields.file()),
+            supported: supported.to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -222,11 +362,11 @@ fn damaged(problem: String) -> Error {
     Error::Config { file: MODULES.to_owned(), problem }
 }
 
-/// The configs of poolings that `modules.json` names. A `modules.json` that says nothing of use names none: whoever
+/// The configs of modules that `modules.json` names. A `modules.json` that says nothing of use names none: whoever
 /// needs it is told.
 pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
     let modules = Module::all(documents).ok().flatten().unwrap_or_default();
-    let configs: Vec<String> = modules.iter().filter(|m| m.class == POOLING).map(Module::config).collect();
+    let configs: Vec<String> = modules.iter().filter(|module| !module.is_in_root()).map(Module::config).collect();
     for config in &configs {
         files::join_inside(documents.path(), config, MODULES)?;
     }

@@ -1,7 +1,7 @@
 //! Text to token ids and back, and what a folder says about the texts that its model takes.
 //!
-//! The work is done by the `tokenizers` crate. What is added here: the truncation and padding that some
-//! `tokenizer.json` files have switched on are left out, because the length of a text is the caller's business.
+//! The `tokenizers` crate does the work. Some `tokenizer.json` files have truncation and padding switched on: as in
+//! transformers, the caller decides about lengths, and of these the file says only which end of a text is cut.
 
 mod config;
 mod file;
@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
 use crate::documents::{Documents, FileName};
@@ -78,11 +79,31 @@ impl Tokenizer {
         let walked = walked.map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
         let reach = walked.reach;
         let mut inner = guarded(invalid, || walked.build())?;
+        let cuts_begin = declared.cuts_begin.unwrap_or_else(|| {
+            inner.get_truncation().is_some_and(|truncation| truncation.direction == TruncationDirection::Left)
+        });
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
         declared.follow(&mut inner);
-        let cuts_begin = declared.cuts_begin;
         Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin })
+    }
+
+    /// The tokenizer of texts in lower case. Added tokens that stand in a text as they are stay what they are.
+    ///
+    /// As sentence-transformers does it, a step before all others turns each character alone: `Σ` becomes `σ` at the end of
+    /// a word, too.
+    pub(crate) fn in_lower_case(&self) -> Self {
+        let mut lower = self.clone();
+        let mut steps = match self.inner.get_normalizer() {
+            None => Vec::new(),
+            Some(NormalizerWrapper::Sequence(steps)) => steps.as_ref().to_vec(),
+            Some(step) => vec![step.clone()],
+        };
+        if !steps.iter().any(|step| matches!(step, NormalizerWrapper::Lowercase(_))) {
+            steps.insert(0, Lowercase.into());
+            lower.inner.with_normalizer(Some(Sequence::new(steps)));
+        }
+        lower
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
@@ -96,7 +117,8 @@ impl Tokenizer {
     }
 
     /// As [`encode`](Self::encode) with special tokens, leaving out the end of the text where all would be more than
-    /// `max_tokens`; or its beginning, where `truncation_side` in `tokenizer_config.json` is `left`. The special tokens
+    /// `max_tokens`; or its beginning, where `truncation_side` in `tokenizer_config.json` is `left`, or, without it, the
+    /// direction of `truncation` in `tokenizer.json` is `Left`. The special tokens
     /// stay: `[CLS] a b c d [SEP]` becomes `[CLS] a b [SEP]`. No more of a long text is tokenized than these tokens take.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! `sinew embed`.
 
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::slice;
 
@@ -21,7 +22,7 @@ const MAX_JSON_TEXTS: usize = 1 << 20;
 
 /// Turn texts into vectors.
 ///
-/// Prompts, pooling, normalisation and the longest text are those of the model's own files.
+/// Prompts, pooling, normalisation, dimensions and the longest text are those of the model's own files.
 #[derive(Debug, Args)]
 pub struct Embed {
     #[command(flatten)]
@@ -35,6 +36,9 @@ pub struct Embed {
     /// The prompt to put before each text, by its name in the model's files.
     #[arg(long, value_name = "NAME")]
     prompt_name: Option<String>,
+    /// The dimensions that each vector keeps, its first ones, in place of as many as the model's files say.
+    #[arg(long, value_name = "N")]
+    truncate_dim: Option<NonZeroUsize>,
     /// Print one JSON object and nothing else; for up to 1048576 texts.
     #[arg(long)]
     json: bool,
@@ -55,6 +59,9 @@ impl Embed {
         });
         bar.finish_and_clear();
         let mut model = model?;
+        if let Some(most) = self.truncate_dim {
+            model.truncate_to(Some(most.get()))?;
+        }
         catch_interrupts();
         let mut out = io::stdout().lock();
         let mut all = Vec::new();

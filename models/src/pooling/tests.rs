@@ -54,6 +54,106 @@ fn what_would_give_other_vectors_is_refused_by_name() {
 }
 
 #[test]
+fn classes_of_other_code_are_refused_by_their_whole_names() {
+    let pooled = json!({"pooling_mode": "mean"});
+    let with = |at: usize, class: &str| {
+        let mut modules = modules();
+        modules[at]["type"] = json!(class);
+        read(modules, pooled.clone())
+    };
+    for (at, class) in [
+        (0, "custom_st.Transformer"),
+        (0, "Transformer"),
+        (0, "modeling.sentence_transformers.models.Transformer"),
+        (0, "sentence_transformers_models.Transformer"),
+        (0, "sentence_transformers.Transformer"),
+        (0, "sentence_transformers.custom.Transformer"),
+        (0, "sentence_transformers.models.custom.Transformer"),
+        (0, "sentence_transformers.models.transformer"),
+        (0, "sentence_transformers.sparse_encoder.models.MLMTransformer"),
+        (1, "custom_pooling.Pooling"),
+        (1, "sentence_transformers.base.modules.pooling.Pooling"),
+        (1, "sentence_transformers.sparse_encoder.models.SpladePooling"),
+        (2, "custom.models.Normalize"),
+        (2, "sentence_transformers.models.Normalize.Other"),
+    ] {
+        let line = with(at, class).expect_err(class).one_line();
+        let name = class.strip_prefix("sentence_transformers.models.").unwrap_or(class);
+        let name = name.strip_prefix("sentence_transformers.base.modules.").unwrap_or(name);
+        assert!(line.starts_with(&format!("the module `{name}` in modules.json is not supported")), "{class}: {line}");
+    }
+    // What versions up to 6.2 save, and what else they import.
+    for (at, class) in [
+        (0, "models.Transformer.Transformer"),
+        (0, "base.modules.transformer.Transformer"),
+        (0, "sentence_transformer.modules.Transformer"),
+        (1, "models.Pooling.Pooling"),
+        (1, "sentence_transformer.modules.pooling.Pooling"),
+        (2, "base.modules.normalize.Normalize"),
+        (2, "sentence_transformer.modules.normalize.Normalize"),
+    ] {
+        let config = with(at, &format!("sentence_transformers.{class}")).expect(class);
+        assert_eq!((config.pooling, config.normalize), (Some(Pooling::Mean), true), "{class}");
+    }
+    let mut modules = modules();
+    modules[0]["path"] = json!("0_Transformer");
+    let line = read(modules, pooled.clone()).expect_err("elsewhere").one_line();
+    assert!(line.contains("a model in the folder \"0_Transformer\""), "{line}");
+    for wrong in [json!(1), json!(null), json!(["custom_st.Transformer"])] {
+        let mut modules = self::modules();
+        modules[0]["type"] = wrong;
+        assert!(read(modules, pooled.clone()).expect_err("no name").one_line().contains("`type`"));
+    }
+}
+
+#[test]
+fn files_of_other_kinds_of_models_are_refused() {
+    let read = |file: &str, value: Value| {
+        let pooling = json!({"pooling_mode": "mean"});
+        let files = [("modules.json", modules()), ("1_Pooling/config.json", pooling), (file, value)];
+        EmbeddingConfig::read(&Documents::new(folder_of(&files).path()))
+    };
+    let (text, messages) = (
+        json!({"method": "forward", "method_output_name": "last_hidden_state"}),
+        json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"}),
+    );
+    let (bert, own) = ("sentence_bert_config.json", "config_sentence_transformers.json");
+    for (file, value, words) in [
+        (
+            own,
+            json!({"model_type": "SparseEncoder"}),
+            "model_type \"SparseEncoder\" in config_sentence_transformers.json",
+        ),
+        (bert, json!({"transformer_task": "fill-mask"}), "transformer_task \"fill-mask\" in sentence_bert_config.json"),
+        (bert, json!({"modality_config": {"text": text, "message": messages}}), "modality_config"),
+        (bert, json!({"modality_config": {"image": text}}), "modality_config"),
+        (bert, json!({"modality_config": {"text": {"method": "get_text_features"}}}), "modality_config"),
+        (bert, json!({"module_output_name": "sentence_embedding"}), "module_output_name"),
+        (bert, json!({"processing_kwargs": {"text": {"max_length": 8}}}), "processing_kwargs"),
+        ("2_Normalize/config.json", json!({"module_input_name": "token_embeddings"}), "module_input_name"),
+    ] {
+        let line = read(file, value).expect_err(words).one_line();
+        assert!(line.contains(words) && line.contains(file), "{line}");
+    }
+    let saved = json!({"modality_config": {"text": text}, "transformer_task": null, "processing_kwargs": {}});
+    assert!(read(bert, saved).is_ok());
+}
+
+#[test]
+fn dimensions_are_a_count() {
+    let read = |value: Value| {
+        let files = [("config_sentence_transformers.json", json!({"truncate_dim": value}))];
+        EmbeddingConfig::read(&Documents::new(folder_of(&files).path())).map(|config| config.truncate_dim)
+    };
+    assert_eq!(read(json!(7)).expect("a count"), Some(7));
+    assert_eq!(read(json!(null)).expect("none"), None);
+    for wrong in [json!(0), json!(-1), json!(1.5), json!(true), json!("7"), json!([7]), json!(1e300)] {
+        let line = read(wrong).expect_err("no count").one_line();
+        assert!(line.contains("config_sentence_transformers.json: `truncate_dim` must be an integer from 1"), "{line}");
+    }
+}
+
+#[test]
 fn prompts_have_names_and_one_may_be_the_default() {
     let file = "config_sentence_transformers.json";
     let prompts = json!({"query": "Query: ", "document": ""});
@@ -68,6 +168,9 @@ fn prompts_have_names_and_one_may_be_the_default() {
     assert_eq!(config.prompt(Some("document")).expect("there"), "");
     assert!(read(json!({"prompts": prompts, "default_prompt_name": "title"})).is_err());
     assert!(read(json!({"prompts": {"query": 1}})).is_err());
+    // sentence-transformers gives every model empty prompts for queries and documents.
+    let config = read(json!({"prompts": {"title": "Title: "}, "default_prompt_name": "document"})).expect("valid");
+    assert_eq!((config.prompt(None).expect("empty"), config.prompt(Some("query")).expect("empty")), ("", ""));
 }
 
 #[test]

@@ -13,8 +13,8 @@ const ADDED: &str = "added_tokens_decoder";
 /// What a config declares.
 #[derive(Default)]
 pub(super) struct Declared {
-    /// Whether texts that are too long lose their beginning.
-    pub cuts_begin: bool,
+    /// Whether texts that are too long lose their beginning; where it is not said, the tokenizer's own file decides.
+    pub cuts_begin: Option<bool>,
     class: Option<Class>,
     /// Tokens beside the vocabulary, in the order of their ids.
     pub added: Vec<(u32, AddedToken)>,
@@ -23,8 +23,9 @@ pub(super) struct Declared {
 impl Declared {
     pub fn read(config: &Fields<'_>) -> Result<Self> {
         let cuts_begin = match config.text("truncation_side")? {
-            None | Some("right") => false,
-            Some("left") => true,
+            None => None,
+            Some("right") => Some(false),
+            Some("left") => Some(true),
             Some(other) => {
                 let problem = format!("must be right or left, found {}", other.escape_debug());
                 return Err(config.problem("truncation_side", &problem));

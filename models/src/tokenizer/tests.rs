@@ -636,6 +636,20 @@ fn what_the_config_says_of_a_tokenizer_goes_before_what_its_own_file_says() {
     assert_eq!(ids(json!({"tokenizer_class": "Other", "do_lower_case": false}), text, 9), [1, 1, 4, 0, 0]);
     assert_eq!(ids(json!({"truncation_side": "right"}), text, 3), [1, 1, 4]);
     assert_eq!(ids(json!({"truncation_side": "left"}), text, 3), [4, 0, 0]);
+    let mut other = json.clone();
+    other["truncation"] = json!({"direction": "Left", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    other["padding"] = json!({"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 0,
+                              "pad_type_id": 0, "pad_token": "?"});
+    for (config, expected) in [
+        (json!({}), [4, 0, 0]),
+        (json!({"truncation_side": "right"}), [1, 1, 4]),
+        (json!({"truncation_side": "left"}), [4, 0, 0]),
+    ] {
+        let folder = folder_of(&[("tokenizer.json", other.clone()), ("tokenizer_config.json", config)]);
+        let tokenizer = Tokenizer::read(&Documents::new(folder.path())).expect("valid").expect("there is one");
+        assert_eq!(tokenizer.encode_within(text, 3).expect("encoded"), expected);
+        assert_eq!(tokenizer.encode(text, true).expect("encoded").len(), 5, "neither cut nor padded");
+    }
     let folder =
         folder_of(&[("tokenizer.json", json.clone()), ("tokenizer_config.json", json!({"truncation_side": "up"}))]);
     let line = Tokenizer::read(&Documents::new(folder.path())).expect_err("no side").one_line();
