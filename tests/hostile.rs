@@ -472,7 +472,7 @@ type Damage = fn(&Path);
 
 #[test]
 fn text_files_that_are_damaged() {
-    let damages: [(&str, Damage); 8] = [
+    let damages: [(&str, Damage); 11] = [
         ("empty", |path| fs::write(path, "").expect("written")),
         ("no JSON", |path| fs::write(path, "{\"a\": tru").expect("written")),
         ("no UTF-8", |path| fs::write(path, b"{\"a\": \"\xff\"}").expect("written")),

@@ -130,6 +130,57 @@ fn a_head_alone_is_the_embedding_of_tied_models() {
     assert!(families.len() > 18, "{families:?}");
 }
 
+/// As transformers 5 holds experts, so that `save_model` writes them: one tensor for gate and up, and one for down.
+#[test]
+fn experts_in_one_tensor_are_those_of_each() {
+    for (name, experts, router, [gate, up, down]) in [
+        (
+            "mixtral_4experts_gqa3_hd12_f32_old_config",
+            "block_sparse_moe.experts",
+            "block_sparse_moe.gate",
+            ["w1", "w3", "w2"],
+        ),
+        ("qwen3_moe_4experts_window_hd20_bf16", "mlp.experts", "mlp.gate", ["gate_proj", "up_proj", "down_proj"]),
+    ] {
+        let Tied { whole, without_embedding, .. } = tied(&fixture_path(name));
+        let folder = &without_embedding[0];
+        with_tensors(folder.path(), |all| {
+            for layer in 0..2 {
+                let at = |end: &str| format!("model.layers.{layer}.{end}");
+                let mut expert = |e: usize, matrix: &str| all.remove(&at(&format!("{experts}.{e}.{matrix}.weight")));
+                let (mut gates, mut downs) = (Vec::new(), Vec::new());
+                let (mut dtype, mut shapes, mut count) = (None, [vec![], vec![]], 0);
+                while let Some(first) = expert(count, gate) {
+                    let [second, third] = [up, down].map(|matrix| expert(count, matrix).expect("it is there"));
+                    shapes = [vec![2 * first.1[0], first.1[1]], third.1.clone()];
+                    dtype = Some(first.0);
+                    gates.extend([first.2, second.2].concat());
+                    downs.extend(third.2);
+                    count += 1;
+                }
+                let (Some(dtype), [of_gates, of_downs]) = (dtype, shapes) else { continue };
+                let stacked = |shape: Vec<usize>| [vec![count], shape].concat();
+                all.insert(at("mlp.experts.gate_up_proj"), (dtype, stacked(of_gates), gates));
+                all.insert(at("mlp.experts.down_proj"), (dtype, stacked(of_downs), downs));
+                let weight = all.remove(&at(&format!("{router}.weight"))).expect("a router");
+                all.insert(at("mlp.gate.weight"), weight);
+            }
+        });
+        assert!(tensors(folder.path()).keys().any(|name| name.ends_with("experts.gate_up_proj")), "{name}");
+        let format = BlockFormat::new(BlockValues::Int8, 32, DType::BF16, false).expect("a format");
+        let how = Quantize { format, per_channel: true, head: true };
+        for quantize in [None, Some(how)] {
+            let weights = WeightOptions { quantize, ..WeightOptions::default() };
+            let expected = outputs(whole.path(), weights).expect("the fixture loads");
+            assert!(outputs(folder.path(), weights).expect("it loads") == expected, "{name} gives other values");
+        }
+        let (ctx, output) = (Context::cpu().expect("the CPU"), tempfile::tempdir().expect("a folder"));
+        let go_on = &mut |_, _| ControlFlow::Continue(());
+        let refused = quantize::quantize(&ctx, &Folder::new(folder.path()), output.path(), how, Load::Read, go_on);
+        assert!(refused.expect_err("no words for it").one_line().contains("one tensor of several experts"), "{name}");
+    }
+}
+
 #[test]
 fn a_head_alone_is_quantized_as_the_embedding_is() {
     let format = BlockFormat::new(BlockValues::Int8, 32, DType::BF16, false).expect("a format");

@@ -122,6 +122,29 @@ pub(crate) enum ExpertMatrices {
     /// Parameters `[experts, inputs, outputs]`, or quantized `[experts, outputs, inputs]`, and their biases
     /// `[experts, outputs]`; outputs of gate and up take turns.
     Stacked { gate_up: &'static str, down: &'static str },
+    /// Parameters `[experts, outputs, inputs]`; all outputs of the gate come before those of up.
+    Halves { gate_up: &'static str, down: &'static str },
+}
+
+impl Experts {
+    /// The experts that other models save as a module each, as transformers 5 holds them: safetensors' `save_model` writes
+    /// them so.
+    const HELD: Self = Self {
+        router: "mlp.gate",
+        matrices: ExpertMatrices::Halves { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
+    };
+
+    /// The names of a layer in a checkpoint, where tensors are called `at(..)`.
+    pub(crate) fn in_layer(&'static self, checkpoint: &Checkpoint, at: &dyn Fn(&str) -> String) -> &'static Self {
+        match (&self.matrices, &Self::HELD.matrices) {
+            (ExpertMatrices::Each { .. }, ExpertMatrices::Halves { gate_up, .. })
+                if checkpoint.contains(&at(gate_up)) =>
+            {
+                &Self::HELD
+            }
+            _ => self,
+        }
+    }
 }
 
 impl TensorNames {

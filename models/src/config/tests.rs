@@ -1,3 +1,7 @@
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
 use super::*;
 use crate::Folder;
 use safetensors::Dtype;
@@ -325,5 +329,51 @@ proptest::proptest! {
                 assert_eq!(inv_freq.len(), rope.rotary_dim(head_dim).div_ceil(2));
             }
         }
+    }
+}
+
+/// Every field of the committed configs, as a value that only Python's `json` reads: whoever reads the field names it.
+#[test]
+fn fields_that_python_alone_reads_are_named_or_unread() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let folders = [fixtures.join("quantized"), fixtures].map(|folder| fs::read_dir(folder).expect("fixtures"));
+    let configs = folders.into_iter().flatten().map(|entry| entry.expect("readable").path().join("config.json"));
+    let (mut read, mut unread) = (BTreeSet::new(), BTreeSet::new());
+    for path in configs.filter(|path| path.exists()) {
+        let text = fs::read_to_string(&path).expect("a config");
+        let config: Value = serde_json::from_str(&text).expect("valid JSON");
+        if ModelConfig::from_json(&text).is_err() {
+            continue;
+        }
+        let outer = config.as_object().expect("an object").iter().map(|(name, value)| (None, name, value));
+        let inner = outer.clone().filter_map(|(_, section, value)| Some((section, value.as_object()?)));
+        let inner =
+            inner.flat_map(|(section, fields)| fields.iter().map(move |(name, value)| (Some(section), name, value)));
+        for (section, name, _) in outer.chain(inner) {
+            for python in ["Infinity", "NaN", "1e400", r#""\ud800""#] {
+                let mut config = config.clone();
+                let object = match section {
+                    Some(section) => &mut config[section.as_str()],
+                    None => &mut config,
+                };
+                object[name.as_str()] = json!("@");
+                let text = config.to_string().replace(r#""@""#, python);
+                match ModelConfig::from_json(&text) {
+                    Ok(_) => unread.insert(name.clone()),
+                    Err(error) => {
+                        let line = error.one_line();
+                        assert!(line.contains(name.as_str()), "{}: {name}, {python}: {line}", path.display());
+                        assert!(line.contains(python), "{}: {name}, {python}: {line}", path.display());
+                        read.insert(name.clone())
+                    }
+                };
+            }
+        }
+    }
+    for name in ["vocab_size", "rope_theta", "eos_token_id", "model_type", "rope_parameters", "tie_word_embeddings"] {
+        assert!(read.contains(name), "{name}");
+    }
+    for name in ["initializer_range", "transformers_version", "use_cache"] {
+        assert!(unread.contains(name) && !read.contains(name), "{name}");
     }
 }

@@ -48,7 +48,7 @@ impl<S: Stage> Experts<S> {
         let Precision { activations, compute, .. } = precision;
         let ExpertsConfig { count, per_token, width, renormalize, bias } = experts;
         let (names, hidden, sorted) = (config.names, config.hidden_size, rows.saturating_mul(per_token));
-        let of = &names.experts;
+        let of = names.experts.in_layer(maker.checkpoint(), at);
 
         let (norm, dtype) = input_norm(config, precision, names.mlp_norm.map(at));
         // Small, and choices turn by its rounding.
@@ -67,7 +67,7 @@ impl<S: Stage> Experts<S> {
         let combine =
             CombineOptions { width: hidden, top_k: per_token, input: DType::F32, output: DType::F32, accumulate: true };
         let options = RouteOptions { experts: count, top_k: per_token, renormalize };
-        let [parts_up, parts_down] = parts(config, experts, at);
+        let [parts_up, parts_down] = parts(&of.matrices, config.hidden_size, experts, at);
         let gate_up =
             GroupedSpec { parts: parts_up, experts: count, k: hidden, bias, options: gated, max_rows: sorted };
         let down =
@@ -124,12 +124,13 @@ impl Experts {
 
 /// The matrices of gate and up, expert after expert, and those of down.
 fn parts<'a>(
-    config: &'a DecoderConfig,
+    matrices: &'static ExpertMatrices,
+    hidden: usize,
     experts: ExpertsConfig,
     at: &'a dyn Fn(&str) -> String,
 ) -> [Box<dyn Iterator<Item = Part> + 'a>; 2] {
-    let (hidden, ExpertsConfig { count, width, .. }) = (config.hidden_size, experts);
-    match &config.names.experts.matrices {
+    let ExpertsConfig { count, width, .. } = experts;
+    match matrices {
         ExpertMatrices::Each { expert, gate, up, down } => {
             let part = move |e: usize, name: &str, n| Part::whole(at(&format!("{expert}{e}.{name}")), n);
             [
@@ -143,6 +144,14 @@ fn parts<'a>(
             [
                 Box::new((0..count).flat_map(move |e| [half(e, 0), half(e, 1)])),
                 Box::new((0..count).map(move |e| part(e, down, hidden))),
+            ]
+        }
+        ExpertMatrices::Halves { gate_up, down } => {
+            let halves =
+                move |e| Part::split(&at(gate_up), &[width, width]).into_iter().map(move |half| half.stacked(e, count));
+            [
+                Box::new((0..count).flat_map(halves)),
+                Box::new((0..count).map(move |e| Part::whole(at(down), hidden).stacked(e, count))),
             ]
         }
     }

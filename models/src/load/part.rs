@@ -90,6 +90,11 @@ impl Part {
         Self { rows: 0..self.of, step: 1, alternating: None, ..self.clone() }
     }
 
+    /// Whether it is one matrix of several in a tensor.
+    pub(crate) fn is_stacked(&self) -> bool {
+        self.stacked.is_some()
+    }
+
     /// Whether it is the weight of a module that has it as `[k, n]`; experts that are one tensor are none's.
     pub(super) fn is_of_conv1d(&self) -> bool {
         self.transposed && self.stacked.is_none()

@@ -183,6 +183,12 @@ impl Modules {
                     supported: "weights of Linear modules; loading quantizes this one with --dtype".to_owned(),
                 });
             }
+            if part.is_stacked() {
+                return Err(Error::Unsupported {
+                    what: format!("writing {name}, one tensor of several experts, quantized"),
+                    supported: "experts with a tensor each; loading quantizes these with --dtype".to_owned(),
+                });
+            }
             let group = scheme.format().group();
             if !scheme.how.per_channel && !k.is_multiple_of(group) {
                 return Err(Error::Unsupported {
