@@ -22,6 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_model
 
 # Models this small gain nothing from a second thread, and lose much when another process wants the core.
 torch.set_num_threads(1)
@@ -57,6 +58,9 @@ class Checkpoint:
     spelling: str = "new"
     # The config ties the head to the embedding, and the files hold a head of its own, which counts.
     head_in_files: bool = False
+    # safetensors' `save_model` writes the file: tensors under the names that transformers holds them by, a shared one
+    # under the first of its names.
+    save_model: bool = False
     extra: dict = field(default_factory=dict)  # for whoever builds it
 
     @property
@@ -249,7 +253,12 @@ def build(checkpoint, folder):
             values = lively(checkpoint, name, tuple(parameter.shape), random)
             parameter.copy_(torch.from_numpy(values.astype(np.float32)))
     model.to(DTYPES[checkpoint.dtype])
-    save(model, folder, checkpoint.shards)
+    if checkpoint.save_model:
+        folder.mkdir(parents=True)
+        config.save_pretrained(folder)
+        save_model(model, str(folder / "model.safetensors"))
+    else:
+        save(model, folder, checkpoint.shards)
 
     tokens = checkpoint.tokens(24)
     as_saved = run(checkpoint, folder, tokens, "f32")

@@ -186,6 +186,37 @@ def of_later_architectures(dtype):
     ]
 
 
+def saved_by_save_model(dtype):
+    """Tied models, whose embedding has the head's name in the file, and experts in one tensor for all."""
+    tied = {"tie_word_embeddings": True}
+    mixture = {"num_hidden_layers": 2, "intermediate_size": 77, **tied}
+    moe = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 45, **mixture}
+    made = [
+        checkpoint(f"save_model_{model}", model, dtype, HD80, **tied, **more)
+        for model, more in {
+            "llama": {},
+            "qwen2": {},
+            "qwen3": {},
+            "gemma2": {},
+            "gemma3": {},
+            "gpt2": {},
+            "gpt_neox": {},
+            "olmo2": {},
+            "phi3": {"pad_token_id": 0},
+            "smollm3": {"pad_token_id": 0},
+        }.items()
+    ]
+    made += [
+        checkpoint("save_model_mixtral", "mixtral", dtype, ODD, num_local_experts=5, num_experts_per_tok=2, **mixture),
+        checkpoint("save_model_qwen3_moe", "qwen3_moe", dtype, ODD, **moe),
+        checkpoint("save_model_gpt_oss", "gpt_oss", dtype, ODD, num_local_experts=5, num_experts_per_tok=2, **mixture),
+    ]
+    made.append(checkpoint("save_model_gpt_neox_untied", "gpt_neox", dtype, HD80))
+    for case in made:
+        case.save_model = True
+    return made
+
+
 def checkpoints():
     """The quick set comes first: Llama, Qwen and BERT in each dtype."""
     quick, more = [], []
@@ -214,6 +245,7 @@ def checkpoints():
             checkpoint("bert_masked_lm_hd20_3shards", "bert_masked_lm", dtype, HD20, None, 3),
             *of_later_architectures(dtype),
         ]
+    more += saved_by_save_model("bf16")
     more += [
         checkpoint("llama_yarn_options_hd20_old", "llama", "f32", HD20, ROPES["yarn_options"], 1, "old"),
         checkpoint("llama_yarn_attention_factor", "llama", "f32", HD20, ROPES["yarn_attention_factor"]),

@@ -58,8 +58,11 @@ pub(super) fn rewritten(text: &str) -> Option<String> {
         json.push_str(&new.to_string());
         copied = at;
     }
+    if values == 0 {
+        return None;
+    }
     json.push_str(&text[copied..]);
-    (values > 0).then_some(json)
+    Some(json)
 }
 
 /// Bytes of the string that a text begins with, its quotes included; `None` where it does not end.
