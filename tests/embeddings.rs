@@ -193,7 +193,7 @@ fn vectors_are_those_of_sentence_transformers_by_every_file() {
 }
 
 #[test]
-fn the_caller_may_keep_other_dimensions_than_the_files_say() {
+fn the_caller_may_keep_other_dimensions() {
     let cases = Case::all();
     let case = &cases[0];
     let mut model = model(case.folder().path(), Some(DType::F32));

@@ -224,7 +224,7 @@ fn a_head_alone_is_quantized_as_the_embedding_is() {
 }
 
 #[test]
-fn a_head_alone_is_no_embedding_where_it_is_not_tied() {
+fn an_untied_head_alone_is_no_embedding() {
     for name in ["qwen2_gqa3_hd20_bf16_tied_old_config", "gpt2_hd12_bf16_scaled_by_layer", "modernbert_hd12_bf16"] {
         let Tied { without_embedding, .. } = tied(&fixture_path(name));
         for folder in without_embedding {

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_python_alone_reads_is_held() {
+    fn values_that_python_alone_reads_are_held() {
         // Each is read by json.loads of Python 3.11.
         let long = "9".repeat(400);
         for (text, spelling) in [
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_has_is_left_alone() {
+    fn json_is_left_alone() {
         for text in ["{}", r#""NaN""#, r#"["\ud83d\ude00", "\\ud800", "\n", -0, 1e308, 1e-400]"#, r#""\"#, r#""a"#, ""]
         {
             assert_eq!(rewritten(text), None, "{text}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_python_refuses_is_no_json_either() {
+    fn text_that_python_refuses_stays_invalid() {
         for text in [
             "nan",
             "-NaN",

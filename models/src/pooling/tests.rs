@@ -54,7 +54,7 @@ fn what_would_give_other_vectors_is_refused_by_name() {
 }
 
 #[test]
-fn classes_of_other_code_are_refused_by_their_whole_names() {
+fn classes_of_other_code_are_refused_by_name() {
     let pooled = json!({"pooling_mode": "mean"});
     let with = |at: usize, class: &str| {
         let mut modules = modules();
