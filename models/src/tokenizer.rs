@@ -3,6 +3,7 @@
 //! The `tokenizers` crate does the work. Some `tokenizer.json` files have truncation and padding switched on: as in
 //! transformers, the caller decides about lengths, and of these the file says only which end of a text is cut.
 
+mod class;
 mod config;
 mod file;
 
@@ -54,14 +55,10 @@ pub struct Tokenizer {
 impl Tokenizer {
     pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
         let Some(text) = documents.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
-        // This is soon read, and what is wrong with it soon said.
-        let config = FileName::TokenizerConfig;
-        let declared = match documents.json_if_present(config)? {
-            Some(value) => Declared::read(&Fields::of(value, config.as_str(), "")?)?,
-            None => Declared::default(),
-        };
+        // The configs are small, so that an error in one of them is found first.
+        let declared = Declared::read(documents)?;
         let file = documents.path_of(FileName::Tokenizer).display().to_string();
-        Self::parse(text.as_bytes(), &file, declared).map(Some)
+        Self::parse(text.as_bytes(), &file, &declared).map(Some)
     }
 
     /// Reads the contents of a `tokenizer.json`.
@@ -70,21 +67,20 @@ impl Tokenizer {
     ///
     /// [`Error::Tokenizer`] when it is no tokenizer.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Self::parse(bytes, FileName::Tokenizer.as_str(), Declared::default())
+        Self::parse(bytes, FileName::Tokenizer.as_str(), &Declared::default())
     }
 
-    fn parse(bytes: &[u8], file: &str, declared: Declared) -> Result<Self> {
+    fn parse(bytes: &[u8], file: &str, declared: &Declared) -> Result<Self> {
         let invalid = || format!("{file} is not a valid tokenizer");
-        let walked = TokenizerFile::read(bytes, &declared.added);
+        let walked = TokenizerFile::read(bytes, declared);
         let walked = walked.map_err(|source| Error::Tokenizer { what: invalid(), source: source.into() })?;
         let reach = walked.reach;
-        let mut inner = guarded(invalid, || walked.build())?;
+        let mut inner = guarded(invalid, || walked.build(declared))?;
         let cuts_begin = declared.cuts_begin.unwrap_or_else(|| {
             inner.get_truncation().is_some_and(|truncation| truncation.direction == TruncationDirection::Left)
         });
         inner.with_padding(None);
         guarded(|| format!("cannot turn off the truncation in {file}"), || inner.with_truncation(None).map(|_| ()))?;
-        declared.follow(&mut inner);
         Ok(Self { inner, unsettled: UNSETTLED + reach.falls_into, growth: reach.growth, cuts_begin })
     }
 

@@ -1,27 +1,44 @@
-//! What `tokenizer_config.json` says of a tokenizer beside its own file. Where they contradict, transformers goes by the
-//! former.
+//! What `tokenizer_config.json` and `special_tokens_map.json` say of a tokenizer beside its own file. Where they
+//! contradict that file, transformers goes by them.
 
-use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::class::{self, Around, Settings};
+use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
-use crate::json::Fields;
+use crate::json::{Fields, brief};
 
 const ADDED: &str = "added_tokens_decoder";
+const EXTRA: &str = "extra_special_tokens";
+/// The name of [`EXTRA`] before transformers 5.
+const ADDITIONAL: &str = "additional_special_tokens";
+/// Attributes in the order in which transformers gives new ids to their tokens.
+const ATTRIBUTES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What a config declares.
+/// What the files beside a `tokenizer.json` declare.
 #[derive(Default)]
 pub(super) struct Declared {
     /// Whether texts that are too long lose their beginning; where it is not said, the tokenizer's own file decides.
     pub cuts_begin: Option<bool>,
-    class: Option<Class>,
+    /// Whether special tokens that a text spells are tokenized as the text that they are.
+    pub splits_special: bool,
+    class: Option<Settings>,
     /// Tokens beside the vocabulary, in the order of their ids.
     pub added: Vec<(u32, AddedToken)>,
+    /// Special tokens by attribute, such as `eos_token`, in the order in which they get new ids.
+    pub named: Vec<(String, AddedToken)>,
+    /// Further special tokens, which get ids after those.
+    pub extra: Vec<AddedToken>,
+    /// What is said of `add_bos_token` and `add_eos_token`.
+    adds: [Option<bool>; 2],
 }
 
 impl Declared {
-    pub fn read(config: &Fields<'_>) -> Result<Self> {
+    pub fn read(documents: &Documents) -> Result<Self> {
+        let (file, none) = (FileName::TokenizerConfig, Value::Object(Map::new()));
+        let config = Fields::of(documents.json_if_present(file)?.unwrap_or(&none), file.as_str(), "")?;
         let cuts_begin = match config.text("truncation_side")? {
             None => None,
             Some("right") => Some(false),
@@ -31,51 +48,188 @@ impl Declared {
                 return Err(config.problem("truncation_side", &problem));
             }
         };
-        Ok(Self { cuts_begin, class: Class::of(config)?, added: added(config)? })
-    }
-
-    /// Changes the steps of a tokenizer to those of its class.
-    pub fn follow(&self, tokenizer: &mut Tokenizer) {
-        match (&self.class, tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer()) {
-            (Some(Class::Bert(bert)), Some(NormalizerWrapper::BertNormalizer(found)), _) => {
-                let mut normalizer = *bert;
-                normalizer.clean_text = found.clean_text;
-                tokenizer.with_normalizer(Some(normalizer));
-            }
-            (Some(Class::ByteLevel { add_prefix_space }), _, Some(PreTokenizerWrapper::ByteLevel(found))) => {
-                let pre_tokenizer = found.add_prefix_space(*add_prefix_space);
-                tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
-            }
-            _ => {}
-        }
-    }
-}
-
-/// A class of transformers that has values of its own for what the tokenizer's file says.
-enum Class {
-    /// Whether it cleans a text is for the file to say.
-    Bert(BertNormalizer),
-    /// GPT-2's, RoBERTa's and GPT-NeoX's. A step of bytes among others stays as it is in the file, as it did before
-    /// transformers 5 began to leave out those others, with which the models were trained.
-    ByteLevel { add_prefix_space: bool },
-}
-
-impl Class {
-    fn of(config: &Fields<'_>) -> Result<Option<Self>> {
-        let Some(name) = config.text("tokenizer_class")? else { return Ok(None) };
-        Ok(match name.strip_suffix("Fast").unwrap_or(name) {
-            "BertTokenizer" => Some(Self::Bert(BertNormalizer::new(
-                true,
-                config.flag("tokenize_chinese_chars")?.unwrap_or(true),
-                config.flag("strip_accents")?,
-                config.flag("do_lower_case")?.unwrap_or(true),
-            ))),
-            "GPT2Tokenizer" | "RobertaTokenizer" | "GPTNeoXTokenizer" => {
-                Some(Self::ByteLevel { add_prefix_space: config.flag("add_prefix_space")?.unwrap_or(false) })
-            }
-            _ => None,
+        let class = class::of(&config, documents)?.map(|class| class.settings(&config)).transpose()?;
+        // Since they save `added_tokens_decoder`, tokenizers repeat there what this file says.
+        let map = FileName::SpecialTokensMap;
+        let map = match config.mentions(ADDED) {
+            true => None,
+            false => documents.json_if_present(map)?.map(|value| Fields::of(value, map.as_str(), "")).transpose()?,
+        };
+        let special = Special::read(&config, map.as_ref())?;
+        Ok(Self {
+            cuts_begin,
+            splits_special: config.flag("split_special_tokens")?.unwrap_or(false),
+            class,
+            added: added(&config)?,
+            named: special.named,
+            extra: special.extra,
+            adds: [config.flag("add_bos_token")?, config.flag("add_eos_token")?],
         })
     }
+
+    /// Special tokens of the class for attributes that the files do not name.
+    pub fn defaults(&self) -> impl Iterator<Item = &'static str> {
+        let defaults = self.class.as_ref().map_or(&[][..], |settings| settings.class.defaults);
+        let named = |attribute: &str| self.named.iter().any(|(name, _)| name == attribute);
+        defaults.iter().filter(move |(attribute, _)| !named(attribute)).map(|(_, token)| *token)
+    }
+
+    /// Gives a tokenizer the options and special tokens of its class. `kinds` lists the steps of a part of its file.
+    pub fn follow(&self, tokenizer: &mut Tokenizer, kinds: impl Fn(&str) -> Vec<String>) -> tokenizers::Result<()> {
+        tokenizer.set_encode_special_tokens(self.splits_special);
+        let mut around = Around::of(tokenizer)?;
+        let mut source = FileName::Tokenizer.as_str();
+        if let Some(settings) = &self.class {
+            let class = settings.class;
+            settings.set_options(tokenizer);
+            class.warn_of_steps(kinds);
+            if let Some(own) = Around::of_class(class, tokenizer, |attribute| self.token(attribute))
+                && own != around
+            {
+                tracing::warn!(
+                    "tokenizer.json puts {}, and {} of transformers 5 {}: Sinew follows {}",
+                    around.spelled(tokenizer),
+                    class.name(),
+                    own.spelled(tokenizer),
+                    class.name(),
+                );
+                own.put(tokenizer)?;
+                (around, source) = (own, class.name());
+            }
+        }
+        let sides = [("add_bos_token", "bos_token", &around.before), ("add_eos_token", "eos_token", &around.after)];
+        for ((flag, attribute, ids), stated) in sides.into_iter().zip(self.adds) {
+            let id = self.token(attribute).and_then(|token| tokenizer.token_to_id(token));
+            if let (Some(stated), Some(id)) = (stated, id)
+                && stated != ids.contains(&id)
+            {
+                tracing::warn!(
+                    "tokenizer_config.json has {flag} {stated}, and {source} puts {}: Sinew follows {source}, as \
+                     transformers 5 does",
+                    around.spelled(tokenizer),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The token of an attribute: the one that is named, else the default of the class.
+    fn token(&self, attribute: &str) -> Option<&str> {
+        let named = self.named.iter().find(|(name, _)| name == attribute).map(|(_, token)| &*token.content);
+        let defaults = self.class.as_ref().map_or(&[][..], |settings| settings.class.defaults);
+        named.or_else(|| defaults.iter().find(|(name, _)| *name == attribute).map(|(_, token)| *token))
+    }
+}
+
+/// The special tokens that the files name.
+#[derive(Default)]
+struct Special {
+    named: Vec<(String, AddedToken)>,
+    extra: Vec<AddedToken>,
+}
+
+impl Special {
+    /// Those of a `tokenizer_config.json` and of a `special_tokens_map.json`, which goes before it.
+    fn read(config: &Fields<'_>, map: Option<&Fields<'_>>) -> Result<Self> {
+        let mut special = Self::default();
+        let in_map = |name: &str| map.filter(|map| map.mentions(name));
+        for name in ATTRIBUTES {
+            let fields = in_map(name).unwrap_or(config);
+            if let Some(value) = fields.get(name) {
+                special.name(name, token(fields, name, value)?);
+            }
+        }
+        // Attributes of the model's own, such as `image_token`. Flags such as `add_bos_token` are called alike.
+        let own = |fields: &Fields<'_>, text: bool| {
+            let values = fields.keys().filter_map(|name| Some((name.to_owned(), fields.get(name)?)));
+            let values = values.filter(|(name, value)| {
+                name.ends_with("_token")
+                    && !ATTRIBUTES.contains(&name.as_str())
+                    && match text {
+                        true => value.is_string(),
+                        false => value.get("content").is_some_and(Value::is_string),
+                    }
+            });
+            values.map(|(name, value)| Ok((name.clone(), token(fields, &name, value)?))).collect::<Result<Vec<_>>>()
+        };
+        let objects = own(config, false)?;
+        let of_map = map.map(|map| Ok::<_, Error>([own(map, true)?, own(map, false)?].concat())).transpose()?;
+        for (name, token) in [objects, of_map.unwrap_or_default(), own(config, true)?].concat() {
+            special.name(&name, token);
+        }
+        // A list that is not empty goes before one by the older name; an object of named tokens does not.
+        let listed = match config.get(EXTRA) {
+            Some(Value::Object(named)) => named.is_empty(),
+            Some(Value::Array(list)) if list.is_empty() => !config.mentions(ADDITIONAL),
+            Some(_) => true,
+            None => false,
+        };
+        special.extend(config, EXTRA)?;
+        if !listed {
+            special.extend(config, ADDITIONAL)?;
+        }
+        if let Some(map) = map {
+            special.extend(map, EXTRA)?;
+            if !listed && !config.mentions(ADDITIONAL) && !map.mentions(EXTRA) {
+                special.extend(map, ADDITIONAL)?;
+            }
+        }
+        Ok(special)
+    }
+
+    /// Sets the token of an attribute.
+    fn name(&mut self, attribute: &str, token: AddedToken) {
+        let token = token.special(true);
+        match self.named.iter_mut().find(|(name, _)| name == attribute) {
+            Some((_, known)) => *known = token,
+            None => self.named.push((attribute.to_owned(), token)),
+        }
+    }
+
+    /// Adds the tokens of a list, or those of an object by their names.
+    fn extend(&mut self, fields: &Fields<'_>, name: &str) -> Result<()> {
+        match fields.get(name) {
+            None => {}
+            Some(Value::Array(list)) => {
+                for value in list {
+                    self.extra.push(token(fields, name, value)?);
+                }
+            }
+            Some(Value::Object(named)) => {
+                for (attribute, value) in named {
+                    self.name(attribute, token(fields, attribute, value)?);
+                }
+            }
+            Some(other) => {
+                let problem = format!("must be a list of tokens or an object of named ones, found {}", brief(other));
+                return Err(fields.problem(name, &problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A special token: its text, or an object with its flags. Python writes `__type` into objects of a config, in which
+/// `special` is then meant to be false where it is left out.
+fn token(fields: &Fields<'_>, name: &str, value: &Value) -> Result<AddedToken> {
+    let problem = |problem: &str| fields.problem(name, &format!("{problem}, found {}", brief(value)));
+    let object = match value {
+        Value::String(content) => return Ok(AddedToken::from(content.as_str(), true)),
+        Value::Object(object) if object.get("content").is_some_and(Value::is_string) => object,
+        _ => return Err(problem("must be a string or a token's object")),
+    };
+    let flag = |flag: &str, default: bool| match object.get(flag) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(_) => Err(problem(&format!("must have true or false as {flag}"))),
+    };
+    let special = flag("special", !object.contains_key("__type"))?;
+    let content = object.get("content").and_then(Value::as_str).unwrap_or_default();
+    Ok(AddedToken::from(content, special)
+        .single_word(flag("single_word", false)?)
+        .lstrip(flag("lstrip", false)?)
+        .rstrip(flag("rstrip", false)?)
+        .normalized(flag("normalized", !special)?))
 }
 
 /// The tokens of `added_tokens_decoder`, which has them at their ids.

@@ -12,6 +12,7 @@ mod part;
 mod regex;
 mod ruby;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -20,6 +21,8 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::class;
+use super::config::Declared;
 use crate::json::brief;
 use growth::{around, growth, steps};
 use model::Model;
@@ -59,26 +62,33 @@ pub(super) struct TokenizerFile<'de> {
     parts: Map<String, Value>,
     model: Model<'de>,
     added: Added,
+    /// The kinds of the steps of each part, as [`class::kinds`] lists them.
+    kinds: HashMap<String, Vec<String>>,
     pub reach: Reach,
 }
 
 impl<'de> TokenizerFile<'de> {
-    /// Walks a file, and refuses what would take more time or memory than any real tokenizer does. There are `declared`
-    /// tokens besides its own, with their ids.
-    pub fn read(json: &'de [u8], declared: &[(u32, AddedToken)]) -> serde_json::Result<Self> {
+    /// Walks a file, and refuses what would take more time or memory than any real tokenizer does. Other files have
+    /// `declared` tokens besides its own.
+    pub fn read(json: &'de [u8], declared: &Declared) -> serde_json::Result<Self> {
         let mut reader = serde_json::Deserializer::from_slice(json);
         let file = reader.deserialize_map(File { declared })?;
         reader.end()?;
         Ok(file)
     }
 
-    /// The crate's tokenizer.
-    pub fn build(mut self) -> tokenizers::Result<Tokenizer> {
+    /// The crate's tokenizer, which follows what is `declared`.
+    pub fn build(mut self, declared: &Declared) -> tokenizers::Result<Tokenizer> {
         self.parts.insert("model".to_owned(), self.model.without_tokens());
         let mut tokenizer: Tokenizer = serde_json::from_value(self.parts.into())?;
         let model = self.model.build(tokenizer.get_model())?;
         tokenizer.with_model(model);
-        tokenizer.add_tokens(&self.added.tokens);
+        let (own, new) = self.added.tokens.split_at(self.added.own);
+        tokenizer.add_tokens(own);
+        // Each addition prepares the search for all of them again.
+        if !new.is_empty() {
+            tokenizer.add_tokens(new);
+        }
         for (id, token) in self.added.declared {
             let given = tokenizer.token_to_id(&token);
             if given != Some(id) {
@@ -86,12 +96,13 @@ impl<'de> TokenizerFile<'de> {
                 return Err(format!("tokenizer_config.json adds {token} with the id {id}, but it gets {given}").into());
             }
         }
+        declared.follow(&mut tokenizer, |part| self.kinds.get(part).cloned().unwrap_or_default())?;
         Ok(tokenizer)
     }
 }
 
 struct File<'a> {
-    declared: &'a [(u32, AddedToken)],
+    declared: &'a Declared,
 }
 
 impl<'de> Visitor<'de> for File<'_> {
@@ -103,6 +114,7 @@ impl<'de> Visitor<'de> for File<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TokenizerFile<'de>, A::Error> {
         let (mut parts, mut model, mut added) = (Map::new(), None, Added::default());
+        let mut kinds = HashMap::new();
         while let Some(key) = map.next_key::<String>()? {
             let part = match &*key {
                 "added_tokens" => {
@@ -116,6 +128,7 @@ impl<'de> Visitor<'de> for File<'_> {
                 "version" | "truncation" | "padding" | "normalizer" | "pre_tokenizer" | "post_processor"
                 | "decoder" => {
                     let mut part = map.next_value_seed(Part::default().seed(false))?;
+                    kinds.insert(key.clone(), class::kinds(&part));
                     ruby::translate(&mut part).map_err(Error::custom)?;
                     part
                 }
@@ -127,11 +140,11 @@ impl<'de> Visitor<'de> for File<'_> {
             part::insert(&mut parts, key, part)?;
         }
         let model: Model<'de> = model.ok_or_else(|| Error::missing_field("model"))?;
-        added.declare(self.declared).map_err(Error::custom)?;
+        added.declare(self.declared, |token| model.contains(token)).map_err(Error::custom)?;
         let part = |name| parts.get(name).unwrap_or(&Value::Null);
         let growth = check_parts(part, &added).map_err(Error::custom)?;
         let reach = Reach { falls_into: added.longest.max(model.longest_word()), growth };
-        Ok(TokenizerFile { parts, model, added, reach })
+        Ok(TokenizerFile { parts, model, added, kinds, reach })
     }
 }
 
@@ -203,6 +216,8 @@ fn states<'a>(tokens: impl Iterator<Item = &'a str>) -> usize {
 #[derive(Default)]
 struct Added {
     tokens: Vec<AddedToken>,
+    /// How many of them are in the file; those that other files declare follow.
+    own: usize,
     /// The bytes of the longest, and of all.
     longest: usize,
     bytes: usize,
@@ -225,17 +240,39 @@ impl Added {
         Ok(())
     }
 
-    /// Adds tokens that are declared elsewhere. What is said of one there goes before what its own file says.
-    fn declare(&mut self, declared: &[(u32, AddedToken)]) -> Result<(), String> {
-        let known: HashMap<_, _> = self.tokens.iter().map(|token| (&*token.content, token)).collect();
+    /// Adds tokens that other files declare. What they say of a token goes before what its own file says. A default of a
+    /// class counts where the vocabulary has it, which `in_vocab` says; transformers would give it a new id.
+    fn declare(&mut self, declared: &Declared, in_vocab: impl Fn(&str) -> bool) -> Result<(), String> {
+        self.own = self.tokens.len();
+        let mut known: HashMap<_, _> =
+            self.tokens.iter().map(|token| (&*token.content, Cow::Borrowed(token))).collect();
         let mut new = Vec::new();
-        for (id, token) in declared {
+        for (id, token) in &declared.added {
             match known.get(&*token.content) {
-                Some(same) if *same == token => continue,
+                Some(same) if **same == *token => continue,
                 Some(_) => {}
                 None => self.declared.push((*id, token.content.clone())),
             }
+            known.insert(&token.content, Cow::Borrowed(token));
             new.push(token.clone());
+        }
+        // A token that has a name is special, with the other flags that it has already.
+        let defaults = declared.defaults().map(|text| (text, AddedToken::from(text, true)));
+        let defaults = defaults.filter(|(text, _)| known.contains_key(text) || in_vocab(text)).collect::<Vec<_>>();
+        let named = declared.named.iter().map(|(_, token)| (&*token.content, token.clone()));
+        for (text, token) in named.chain(defaults).filter(|(text, _)| !text.is_empty()) {
+            let token = match known.get(text) {
+                Some(same) if same.special => continue,
+                Some(same) => same.as_ref().clone().special(true),
+                None => token,
+            };
+            known.insert(text, Cow::Owned(token.clone()));
+            new.push(token);
+        }
+        for token in declared.extra.iter().filter(|token| !token.content.is_empty()) {
+            if known.insert(&token.content, Cow::Borrowed(token)).is_none() {
+                new.push(token.clone());
+            }
         }
         new.into_iter().try_for_each(|token| self.push(token))
     }

@@ -972,3 +972,76 @@ fn limits_come_from_both_files_and_the_model() {
         assert!(TextLimits::read(&Documents::new(folder.path())).is_err());
     }
 }
+
+/// The cases of `tests/fixtures/make_tokenizers.py`: folders, and what transformers makes of texts.
+fn each_reference(check: impl Fn(&str, &Tokenizer, &Value)) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizers.json");
+    let all: Value = serde_json::from_str(&fs::read_to_string(path).expect("the fixture")).expect("JSON");
+    let cases = all["cases"].as_array().expect("cases");
+    assert!(cases.len() > 150, "{} cases", cases.len());
+    for case in cases {
+        let mut file = all["bases"][case["base"].as_str().expect("a base")].clone();
+        for (name, part) in case["parts"].as_object().expect("parts") {
+            file[name] = part.clone();
+        }
+        let others = case["files"].as_object().expect("files").iter();
+        let files: Vec<_> =
+            others.map(|(name, file)| (name.as_str(), file.clone())).chain([("tokenizer.json", file)]).collect();
+        let read = Tokenizer::read(&Documents::new(folder_of(&files).path()));
+        let name = format!("{} with {}", case["name"], case["parts"]);
+        check(&name, &read.expect(&name).expect("there is one"), case);
+    }
+}
+
+#[test]
+fn ids_and_texts_are_those_of_transformers() {
+    each_reference(|name, tokenizer, case| {
+        for text in case["texts"].as_array().expect("texts") {
+            let spelled = text["text"].as_str().expect("a text");
+            let ids = tokenizer.encode(spelled, true).expect("encoded");
+            assert_eq!(json!(ids), text["ids"], "{name}: {spelled:?}");
+            assert_eq!(json!(tokenizer.encode(spelled, false).expect("encoded")), text["bare"], "{name}: {spelled:?}");
+            for (skip, decoded) in [(true, &text["shown"]), (false, &text["whole"])] {
+                assert_eq!(json!(tokenizer.decode(&ids, skip).expect("decoded")), *decoded, "{name}: {spelled:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn special_tokens_are_those_of_transformers() {
+    each_reference(|name, tokenizer, case| {
+        let special: Vec<u32> = (0..100).filter(|&id| tokenizer.is_special(id)).collect();
+        assert_eq!(json!(special), case["special"], "{name}");
+    });
+}
+
+#[test]
+fn special_tokens_of_the_configs_are_bounded() {
+    let file = of_bytes(json!(null), json!([]));
+    let token = |i: usize| format!("{i}").repeat(340);
+    let list: Vec<String> = (0..600).map(token).collect();
+    let named: Map<String, Value> = (0..600).map(|i| (format!("t{i}_token"), json!(token(i)))).collect();
+    for (config, words) in [
+        (json!({"eos_token": "x".repeat(2000)}), "2000 bytes"),
+        (json!({"additional_special_tokens": list}), "states"),
+        (json!({"extra_special_tokens": vec!["x".repeat(2000)]}), "2000 bytes"),
+        (Value::Object(named.clone()), "states"),
+        (json!({"extra_special_tokens": named}), "states"),
+        (json!({"additional_special_tokens": (0..200_000).collect::<Vec<_>>()}), "must be a string"),
+        (json!({"additional_special_tokens": (0..200_000).map(|i| format!("{i}")).collect::<Vec<_>>()}), "131072"),
+        (json!({"eos_token": 5}), "`eos_token` must be a string or a token's object, found 5"),
+        (json!({"eos_token": {"content": 5}}), "`eos_token` must be a string or a token's object"),
+        (json!({"eos_token": {"content": "<x>", "lstrip": 1}}), "`eos_token` must have true or false as lstrip"),
+        (json!({"extra_special_tokens": "<x>"}), "`extra_special_tokens` must be a list of tokens or an object"),
+        (json!({"extra_special_tokens": {"a": []}}), "`a` must be a string"),
+        (json!({"split_special_tokens": "yes"}), "`split_special_tokens` must be true or false"),
+        (json!({"add_bos_token": "yes"}), "`add_bos_token` must be true or false"),
+    ] {
+        let line = read_beside(&file, config).expect_err(words).one_line();
+        assert!(line.contains(words), "{words}: {line}");
+    }
+    let folder = folder_of(&[("tokenizer.json", file), ("special_tokens_map.json", json!({"eos_token": []}))]);
+    let line = Tokenizer::read(&Documents::new(folder.path())).expect_err("a list").one_line();
+    assert!(line.contains("special_tokens_map.json: `eos_token` must be a string"), "{line}");
+}

@@ -52,6 +52,15 @@ impl Model<'_> {
         self.options.get("max_input_chars_per_word").and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
+    /// Whether the vocabulary has a token.
+    pub fn contains(&self, token: &str) -> bool {
+        match &self.vocab {
+            None => false,
+            Some(Vocab::Ids(ids)) => ids.contains_key(&Text(token.into())),
+            Some(Vocab::Scores(pieces)) => pieces.iter().any(|(piece, _)| piece.0 == token),
+        }
+    }
+
     /// That Unigram, which tokenizes a text whole or not at all, has a token for a letter that it does not know.
     fn check_unknown(&self) -> Result<(), &'static str> {
         let option = |name| self.options.get(name).unwrap_or(&Value::Null);

@@ -1,0 +1,416 @@
+//! Classes of transformers 5 that build a tokenizer's steps themselves, and what Sinew takes from them.
+//!
+//! `tokenizer.json` says which steps there are: models were trained with those, and transformers 4 ran them. The class
+//! in `tokenizer_config.json` says with which options its own steps run, and which special tokens go around a text.
+
+use serde_json::{Value, json};
+use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token, Tokenizer};
+
+use crate::documents::{Documents, FileName};
+use crate::error::Result;
+use crate::json::{Fields, brief};
+
+/// A tokenizer class of transformers 5.
+pub(super) struct Class {
+    /// Its names in `tokenizer_class`, without `Fast`. Aliases follow the class that transformers loads for them.
+    names: &'static [&'static str],
+    /// Special tokens that it has where the config names none, by attribute.
+    pub defaults: &'static [(&'static str, &'static str)],
+    /// Attributes of the tokens before and after a text; `None` where it takes the post-processor of the file.
+    around: Option<[Option<&'static str>; 2]>,
+    options: Options,
+    /// Its steps, which are compared with those of the file; `None` where nothing is compared.
+    steps: Option<Steps>,
+}
+
+/// Options that a config sets in steps of the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Options {
+    None,
+    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of a BERT normalizer.
+    Bert,
+    /// `add_prefix_space` of a byte-level pre-tokenizer. One among other steps stays as the file has it: transformers 5
+    /// leaves those others out, while the models were trained with them.
+    ByteLevel,
+}
+
+/// The steps of a class in each part, as [`kinds`] lists them. Several lists are equivalent.
+struct Steps {
+    normalizer: &'static [&'static [&'static str]],
+    pre_tokenizer: &'static [&'static [&'static str]],
+    decoder: &'static [&'static [&'static str]],
+}
+
+const CLS_SEP: Option<[Option<&str>; 2]> = Some([Some("cls_token"), Some("sep_token")]);
+const BOS_EOS: Option<[Option<&str>; 2]> = Some([Some("bos_token"), Some("eos_token")]);
+const BRACKETS: &[(&str, &str)] = &[
+    ("unk_token", "[UNK]"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+const ANGLES: &[(&str, &str)] = &[
+    ("bos_token", "<s>"),
+    ("eos_token", "</s>"),
+    ("unk_token", "<unk>"),
+    ("sep_token", "</s>"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "<s>"),
+    ("mask_token", "<mask>"),
+];
+const SENTENCEPIECE: &[(&str, &str)] = &[
+    ("bos_token", "[CLS]"),
+    ("eos_token", "[SEP]"),
+    ("unk_token", "<unk>"),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "<pad>"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+const BERT_STEPS: Option<Steps> = Some(Steps {
+    normalizer: &[&["BertNormalizer"]],
+    pre_tokenizer: &[&["BertPreTokenizer"]],
+    decoder: &[&["WordPiece"]],
+});
+const BYTE_STEPS: Option<Steps> =
+    Some(Steps { normalizer: &[&[]], pre_tokenizer: &[&["ByteLevel"]], decoder: &[&["ByteLevel"]] });
+const QWEN2_SPLIT: &str = r"Split((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+/// Classes whose special tokens around a text or options differ from those of the file, and those of the architectures
+/// that Sinew runs. All others take the file.
+const CLASSES: &[Class] = &[
+    Class {
+        names: &[
+            "BertTokenizer",
+            "DistilBertTokenizer",
+            "ElectraTokenizer",
+            "LayoutLMTokenizer",
+            "LxmertTokenizer",
+            "MobileBertTokenizer",
+            "SqueezeBertTokenizer",
+        ],
+        defaults: BRACKETS,
+        around: CLS_SEP,
+        options: Options::Bert,
+        steps: BERT_STEPS,
+    },
+    Class {
+        names: &["MPNetTokenizer"],
+        defaults: &[
+            ("bos_token", "<s>"),
+            ("eos_token", "</s>"),
+            ("unk_token", "[UNK]"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("cls_token", "<s>"),
+            ("mask_token", "<mask>"),
+        ],
+        around: CLS_SEP,
+        options: Options::Bert,
+        steps: BERT_STEPS,
+    },
+    Class {
+        names: &["RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer"],
+        defaults: ANGLES,
+        around: CLS_SEP,
+        options: Options::ByteLevel,
+        steps: BYTE_STEPS,
+    },
+    Class {
+        names: &["XLMRobertaTokenizer"],
+        defaults: ANGLES,
+        around: BOS_EOS,
+        options: Options::None,
+        // It takes the map of characters of the file.
+        steps: Some(Steps {
+            normalizer: &[],
+            pre_tokenizer: &[&["WhitespaceSplit", "Metaspace"], &["Metaspace"]],
+            decoder: &[&["Metaspace"]],
+        }),
+    },
+    Class { names: &["CamembertTokenizer"], defaults: ANGLES, around: BOS_EOS, options: Options::None, steps: None },
+    Class {
+        names: &["AlbertTokenizer", "BigBirdTokenizer"],
+        defaults: SENTENCEPIECE,
+        around: CLS_SEP,
+        options: Options::None,
+        steps: None,
+    },
+    Class {
+        names: &["DebertaTokenizer", "DebertaV2Tokenizer"],
+        defaults: BRACKETS,
+        around: CLS_SEP,
+        options: Options::None,
+        steps: None,
+    },
+    Class {
+        names: &["HerbertTokenizer"],
+        defaults: &[
+            ("unk_token", "<unk>"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("cls_token", "<s>"),
+            ("mask_token", "<mask>"),
+        ],
+        around: CLS_SEP,
+        options: Options::None,
+        steps: None,
+    },
+    Class {
+        names: &["GPTNeoXTokenizer"],
+        defaults: &[
+            ("bos_token", "<|endoftext|>"),
+            ("eos_token", "<|endoftext|>"),
+            ("unk_token", "<|endoftext|>"),
+            ("pad_token", "<|padding|>"),
+        ],
+        around: Some([None, None]),
+        options: Options::ByteLevel,
+        steps: Some(Steps { normalizer: &[&["NFC"]], pre_tokenizer: &[&["ByteLevel"]], decoder: &[&["ByteLevel"]] }),
+    },
+    Class {
+        names: &["GPT2Tokenizer"],
+        defaults: &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
+        around: None,
+        options: Options::ByteLevel,
+        steps: BYTE_STEPS,
+    },
+    Class {
+        names: &["Qwen2Tokenizer"],
+        defaults: &[("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")],
+        around: None,
+        options: Options::None,
+        steps: Some(Steps {
+            normalizer: &[&["NFC"]],
+            pre_tokenizer: &[&[QWEN2_SPLIT, "ByteLevel"]],
+            decoder: &[&["ByteLevel"]],
+        }),
+    },
+    Class {
+        names: &["GemmaTokenizer"],
+        defaults: &[
+            ("bos_token", "<bos>"),
+            ("eos_token", "<eos>"),
+            ("unk_token", "<unk>"),
+            ("pad_token", "<pad>"),
+            ("mask_token", "<mask>"),
+        ],
+        around: None,
+        options: Options::None,
+        // The normalizer leaves no blank to split at.
+        steps: Some(Steps {
+            normalizer: &[&["Replace( )"]],
+            pre_tokenizer: &[&["Split( )"], &[]],
+            decoder: &[&["Replace(▁)", "ByteFallback", "Fuse"]],
+        }),
+    },
+    Class {
+        names: &["LlamaTokenizer", "CodeLlamaTokenizer"],
+        defaults: &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
+        around: None,
+        options: Options::None,
+        steps: Some(Steps {
+            normalizer: &[&[]],
+            pre_tokenizer: &[&["Metaspace"]],
+            decoder: &[&["Replace(▁)", "ByteFallback", "Fuse", "Strip"], &["Replace(▁)", "ByteFallback", "Fuse"]],
+        }),
+    },
+];
+
+/// What AutoTokenizer of transformers 5 loads for a `model_type`, where `tokenizer_class` does not decide alone.
+enum Registered {
+    /// The class, where `tokenizer_class` names none.
+    Usually(&'static str),
+    /// The class, whatever `tokenizer_class` says.
+    Always(&'static str),
+    /// The file, whatever `tokenizer_class` says.
+    File,
+}
+
+fn registered(model_type: &str) -> Option<Registered> {
+    Some(match model_type {
+        "bert" => Registered::Usually("BertTokenizer"),
+        "roberta" => Registered::Usually("RobertaTokenizer"),
+        "xlm-roberta" => Registered::Usually("XLMRobertaTokenizer"),
+        "gpt2" => Registered::Usually("GPT2Tokenizer"),
+        "gpt_neox" => Registered::Usually("GPTNeoXTokenizer"),
+        "gemma2" | "gemma3" | "gemma3_text" => Registered::Usually("GemmaTokenizer"),
+        "qwen3" | "qwen3_moe" => Registered::Usually("Qwen2Tokenizer"),
+        "qwen2" => Registered::Always("Qwen2Tokenizer"),
+        "ministral" | "mistral" | "mixtral" | "modernbert" | "olmo2" | "olmo3" | "phi3" => Registered::File,
+        _ => return None,
+    })
+}
+
+/// The class that AutoTokenizer of transformers 5 loads, by the files that it asks in its order; `None` for the one that
+/// takes `tokenizer.json` as it is.
+pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'static Class>> {
+    let model = documents.json_if_present(FileName::Config)?;
+    let of_model = |name: &str| model.and_then(|model| model.get(name)).and_then(Value::as_str);
+    let named = config.text("tokenizer_class")?.or_else(|| of_model("tokenizer_class"));
+    let name = match (named, of_model("model_type").and_then(registered)) {
+        (_, Some(Registered::File)) | (None, None) => return Ok(None),
+        (_, Some(Registered::Always(class))) | (None, Some(Registered::Usually(class))) => class,
+        (Some(named), _) => named.strip_suffix("Fast").unwrap_or(named),
+    };
+    Ok(CLASSES.iter().find(|class| class.names.contains(&name)))
+}
+
+/// The kinds of the steps of a part of a `tokenizer.json`, with what they look for.
+pub(super) fn kinds(part: &Value) -> Vec<String> {
+    let Some(kind) = part.get("type").and_then(Value::as_str) else {
+        return if part.is_null() { Vec::new() } else { vec![brief(part)] };
+    };
+    let inner = ["normalizers", "pretokenizers", "decoders"].into_iter().find_map(|list| part.get(list)?.as_array());
+    if let Some(inner) = inner {
+        return inner.iter().flat_map(kinds).collect();
+    }
+    let pattern = part.get("pattern").and_then(|pattern| pattern.get("String").or(pattern.get("Regex"))?.as_str());
+    vec![pattern.map_or_else(|| kind.to_owned(), |pattern| format!("{kind}({pattern})"))]
+}
+
+impl Class {
+    /// How transformers calls it.
+    pub fn name(&self) -> &'static str {
+        self.names[0]
+    }
+
+    /// Refuses options in a config that are not what they should be.
+    pub fn settings(&'static self, config: &Fields<'_>) -> Result<Settings> {
+        let mut settings = Settings { class: self, bert: None, add_prefix_space: None };
+        match self.options {
+            Options::Bert => {
+                settings.bert = Some(BertNormalizer::new(
+                    true,
+                    config.flag("tokenize_chinese_chars")?.unwrap_or(true),
+                    config.flag("strip_accents")?,
+                    config.flag("do_lower_case")?.unwrap_or(true),
+                ));
+            }
+            Options::ByteLevel => {
+                settings.add_prefix_space = Some(config.flag("add_prefix_space")?.unwrap_or(false));
+            }
+            Options::None => {}
+        }
+        Ok(settings)
+    }
+
+    /// Warns where the file has other steps than transformers would run.
+    pub fn warn_of_steps(&self, file: impl Fn(&str) -> Vec<String>) {
+        let Some(steps) = &self.steps else { return };
+        let parts =
+            [("normalizer", steps.normalizer), ("pre_tokenizer", steps.pre_tokenizer), ("decoder", steps.decoder)];
+        let found = parts.map(|(part, _)| file(part));
+        // transformers takes byte-level files as they are, although their class is for SentencePiece.
+        if self.name() == "LlamaTokenizer" && found.iter().flatten().any(|kind| kind == "ByteLevel") {
+            return;
+        }
+        let list = |steps: &[String]| match steps {
+            [] => "nothing".to_owned(),
+            steps => brief(&json!(steps.join(", "))),
+        };
+        let differing = parts.iter().zip(&found).filter_map(|((part, equivalent), found)| {
+            let own: Vec<String> = equivalent.first()?.iter().map(|&kind| kind.to_owned()).collect();
+            let differs = !equivalent.iter().any(|steps| found == steps);
+            differs.then(|| format!("{} as {part} where that class has {}", list(found), list(&own)))
+        });
+        let differing: Vec<String> = differing.collect();
+        if !differing.is_empty() {
+            tracing::warn!(
+                "tokenizer.json, which Sinew follows, differs from {}, which transformers 5 follows: it has {}",
+                self.name(),
+                differing.join(", and "),
+            );
+        }
+    }
+}
+
+/// A class with the options of a config.
+pub(super) struct Settings {
+    pub class: &'static Class,
+    bert: Option<BertNormalizer>,
+    add_prefix_space: Option<bool>,
+}
+
+impl Settings {
+    /// Sets the options in steps of the file that the class has as well. The file says whether a BERT normalizer cleans
+    /// a text, for which no config has an option.
+    pub fn set_options(&self, tokenizer: &mut Tokenizer) {
+        if let (Some(mut bert), Some(NormalizerWrapper::BertNormalizer(found))) =
+            (self.bert, tokenizer.get_normalizer())
+        {
+            bert.clean_text = found.clean_text;
+            tokenizer.with_normalizer(Some(bert));
+        }
+        if let (Some(space), Some(PreTokenizerWrapper::ByteLevel(found))) =
+            (self.add_prefix_space, tokenizer.get_pre_tokenizer())
+        {
+            let pre_tokenizer = found.add_prefix_space(space);
+            tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+        }
+    }
+}
+
+/// The special tokens that a tokenizer puts before and after a text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    pub before: Vec<u32>,
+    pub after: Vec<u32>,
+}
+
+impl Around {
+    /// Those of a post-processor, found by giving it a text of one token.
+    pub fn of(tokenizer: &Tokenizer) -> tokenizers::Result<Self> {
+        let Some(processor) = tokenizer.get_post_processor() else { return Ok(Self::default()) };
+        const TEXT: u32 = u32::MAX;
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let processed = processor.process(text, None, true)?;
+        let ids = processed.get_ids();
+        let text = ids.iter().position(|&id| id == TEXT).unwrap_or(ids.len());
+        Ok(Self { before: ids[..text].to_vec(), after: ids.get(text + 1..).unwrap_or_default().to_vec() })
+    }
+
+    /// Those of a class, whose attributes `named` looks up; `None` where the class leaves them to the file, or where the
+    /// tokenizer lacks one of them.
+    pub fn of_class<'a>(class: &Class, tokenizer: &Tokenizer, named: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
+        let ids = |attribute: Option<&str>| match attribute {
+            None => Some(Vec::new()),
+            Some(attribute) => Some(vec![tokenizer.token_to_id(named(attribute)?)?]),
+        };
+        let [before, after] = class.around?;
+        Some(Self { before: ids(before)?, after: ids(after)? })
+    }
+
+    /// Puts them around the texts of a tokenizer.
+    pub fn put(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+        let piece = |&id: &u32| json!({"SpecialToken": {"id": id.to_string(), "type_id": 0}});
+        let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+        let single: Vec<Value> =
+            self.before.iter().map(piece).chain([text("A")]).chain(self.after.iter().map(piece)).collect();
+        let token = |id: &u32| {
+            let spelled = tokenizer.id_to_token(*id).unwrap_or_default();
+            (id.to_string(), json!({"id": id.to_string(), "ids": [id], "tokens": [spelled]}))
+        };
+        let tokens: serde_json::Map<String, Value> = self.before.iter().chain(&self.after).map(token).collect();
+        let template = json!({"type": "TemplateProcessing", "single": single, "pair": [text("A"), text("B")],
+                              "special_tokens": tokens});
+        let processor: PostProcessorWrapper = serde_json::from_value(template)?;
+        tokenizer.with_post_processor(Some(processor));
+        Ok(())
+    }
+
+    /// How they are spelled, for messages.
+    pub fn spelled(&self, tokenizer: &Tokenizer) -> String {
+        let list = |ids: &[u32]| match ids {
+            [] => "nothing".to_owned(),
+            ids => {
+                let spelled: Vec<String> = ids.iter().filter_map(|&id| tokenizer.id_to_token(id)).collect();
+                brief(&json!(spelled.join(" ")))
+            }
+        };
+        format!("{} before a text and {} after it", list(&self.before), list(&self.after))
+    }
+}
