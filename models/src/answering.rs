@@ -16,7 +16,8 @@ pub struct GenerateOptions {
     pub min_new_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer; they are not part of it. They are searched in the text with special tokens, which the
+    /// answer leaves out: `<|im_end|>` may be one, and none is found across a token that is left out.
     pub stop: Vec<String>,
     /// Go on past end-of-sequence tokens, as benchmarks do.
     pub ignore_eos: bool,
@@ -41,9 +42,9 @@ impl Default for GenerateOptions {
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// An end-of-sequence token.
+    /// An end-of-sequence token that completes no stop text.
     Eos,
-    /// A stop text.
+    /// A stop text, which an end-of-sequence token may be or complete.
     Stop,
     /// As many tokens as were asked for, or the end of the context.
     Length,
@@ -157,7 +158,7 @@ impl Answering {
     /// A token that the tokenizer cannot decode.
     pub(crate) fn take(&mut self, token: u32, count: usize, last: bool) -> Result<Piece> {
         if self.ends.contains(&token) {
-            let (text, stopped) = self.rest()?;
+            let (text, stopped) = self.rest(Some(token))?;
             return Ok(Piece { token: false, text, finish: Some(if stopped { Finish::Stop } else { Finish::Eos }) });
         }
         let step = self.text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
@@ -165,17 +166,20 @@ impl Answering {
         if step.stopped_by.is_some() {
             piece.finish = Some(Finish::Stop);
         } else if last || count >= self.most {
-            let (text, stopped) = self.rest()?;
+            let (text, stopped) = self.rest(None)?;
             piece.text.push_str(&text);
             piece.finish = Some(if stopped { Finish::Stop } else { Finish::Length });
         }
         Ok(piece)
     }
 
-    /// The text that was held back, and whether a stop text ends it.
-    fn rest(&mut self) -> Result<(String, bool)> {
+    /// The text that was held back, and whether a stop text ends it, which the token `end` may complete.
+    fn rest(&mut self, end: Option<u32>) -> Result<(String, bool)> {
         let Some(text) = &mut self.text else { return Ok((String::new(), false)) };
-        let rest = text.finish()?;
+        let rest = match end {
+            Some(end) => text.finish_with(end)?,
+            None => text.finish()?,
+        };
         Ok((rest.text, rest.stopped_by.is_some()))
     }
 }

@@ -4,8 +4,12 @@
 //! token adds to the text may depend on the one before it. [`Detokenizer`] therefore decodes a short window of
 //! tokens at each step and gives out what can no longer change. [`StopStrings`] then holds back what may be the
 //! beginning of a stop string. [`TextStream`] is both, one after the other.
+//!
+//! Stop strings are searched in the text with special tokens, and the text without them is shown. A special token, such
+//! as `<|im_end|>`, may so be a stop string, and none is found across a token that is not shown.
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -95,12 +99,16 @@ impl<T: Borrow<Tokenizer>> Detokenizer<T> {
     ///
     /// [`Error::Tokenizer`] when decoding fails.
     pub fn finish(&mut self) -> Result<String> {
-        let text = self.decode(0)?;
-        let rest = self.after_given(text)?;
+        let rest = self.pending()?;
         self.window.clear();
         self.context = 0;
         self.given.clear();
         Ok(rest)
+    }
+
+    /// The text that would be left if the text ended here.
+    fn pending(&self) -> Result<String> {
+        self.after_given(self.decode(0)?)
     }
 
     fn decode(&self, from: usize) -> Result<String> {
@@ -149,8 +157,10 @@ impl<T: Borrow<Tokenizer>> Detokenizer<T> {
 #[derive(Debug, Clone, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The end of the text that may be the beginning of a stop string.
+    /// The end of the searched text, which may be the beginning of a stop string.
     held: String,
+    /// Which parts of `held` are not shown, in order.
+    hidden: Vec<Range<usize>>,
     stopped_by: Option<usize>,
 }
 
@@ -174,7 +184,12 @@ impl StopStrings {
         if let Some(at) = stops.iter().position(String::is_empty) {
             return Err(Error::Input(format!("stop string {at} is empty; leave it out")));
         }
-        Ok(Self { stops, held: String::new(), stopped_by: None })
+        Ok(Self { stops, held: String::new(), hidden: Vec::new(), stopped_by: None })
+    }
+
+    /// Whether the list is empty, so that nothing ends a text.
+    pub fn is_empty(&self) -> bool {
+        self.stops.is_empty()
     }
 
     /// Adds `text` to the stream, and returns what of it can be shown.
@@ -182,23 +197,72 @@ impl StopStrings {
     /// The text ends at the stop string that is complete first; of two that are complete with the same character,
     /// at the longer. This does not depend on how the text is divided into pieces. After the end nothing is shown.
     pub fn push(&mut self, text: &str) -> StopStep {
+        if self.stopped_by.is_none() {
+            self.held.push_str(text);
+        }
+        self.search()
+    }
+
+    /// Adds `text` that is searched and not shown, such as a special token, and returns what can be shown of the text
+    /// before it. A stop string that begins or ends within it ends the text as any other.
+    ///
+    /// ```
+    /// use sinew_models::StopStrings;
+    ///
+    /// let mut stop = StopStrings::new(["<end>", "ab"])?;
+    /// assert_eq!(stop.push("a").text, "");
+    /// assert_eq!(stop.push_hidden("<pad>").text, "a");
+    /// assert_eq!(stop.push("b").stopped_by, None);
+    /// assert_eq!(stop.push_hidden("<end>").stopped_by, Some(0));
+    /// # Ok::<(), sinew_models::Error>(())
+    /// ```
+    pub fn push_hidden(&mut self, text: &str) -> StopStep {
+        if self.stopped_by.is_none() {
+            let start = self.held.len();
+            self.held.push_str(text);
+            self.hidden.push(start..self.held.len());
+        }
+        self.search()
+    }
+
+    /// What can be shown of the text so far.
+    fn search(&mut self) -> StopStep {
         if self.stopped_by.is_some() {
             return StopStep { text: String::new(), stopped_by: self.stopped_by };
         }
-        self.held.push_str(text);
         let complete = self.stops.iter().enumerate().filter_map(|(i, stop)| {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start, i))
         });
         if let Some((_, start, stop)) = complete.min() {
             self.stopped_by = Some(stop);
-            let mut text = std::mem::take(&mut self.held);
-            text.truncate(start);
+            let text = self.release(start);
+            self.held.clear();
+            self.hidden.clear();
             return StopStep { text, stopped_by: self.stopped_by };
         }
-        let hold_from = self.held.len() - self.longest_beginning();
-        let rest = self.held.split_off(hold_from);
-        StopStep { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
+        let text = self.release(self.held.len() - self.longest_beginning());
+        StopStep { text, stopped_by: None }
+    }
+
+    /// Removes the text before `end` from what is held, and returns what is to be shown of it.
+    fn release(&mut self, end: usize) -> String {
+        let rest = self.held.split_off(end);
+        let released = std::mem::replace(&mut self.held, rest);
+        if self.hidden.is_empty() {
+            return released;
+        }
+        let (mut shown, mut from) = (String::with_capacity(released.len()), 0);
+        for part in &self.hidden {
+            shown.push_str(&released[from..part.start.min(end)]);
+            from = part.end.min(end);
+        }
+        shown.push_str(&released[from..]);
+        self.hidden.retain(|part| part.end > end);
+        for part in &mut self.hidden {
+            *part = part.start.saturating_sub(end)..part.end - end;
+        }
+        shown
     }
 
     /// What was held back, now that the text has ended without a stop string.
@@ -206,7 +270,7 @@ impl StopStrings {
     /// The stream is then at the start of a new text.
     pub fn finish(&mut self) -> String {
         self.stopped_by = None;
-        std::mem::take(&mut self.held)
+        self.release(self.held.len())
     }
 
     /// The length of the longest end of `held` with which a stop string begins.
@@ -223,6 +287,8 @@ impl StopStrings {
 }
 
 /// The text of a sequence while it is generated: tokens in, text that may be shown out.
+///
+/// Stop strings are searched in the text with special tokens, also where these are skipped.
 #[derive(Debug, Clone)]
 pub struct TextStream<T> {
     detokenizer: Detokenizer<T>,
@@ -230,7 +296,7 @@ pub struct TextStream<T> {
 }
 
 impl<T: Borrow<Tokenizer>> TextStream<T> {
-    /// A stream at the start of a text. Special tokens give no text if `skip_special` is set.
+    /// A stream at the start of a text. Special tokens are not shown if `skip_special` is set.
     pub fn new(tokenizer: T, skip_special: bool, stops: StopStrings) -> Self {
         Self { detokenizer: Detokenizer::new(tokenizer, skip_special), stops }
     }
@@ -241,7 +307,26 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     ///
     /// [`Error::Tokenizer`] when decoding fails.
     pub fn push(&mut self, id: u32) -> Result<StopStep> {
-        Ok(self.stops.push(&self.detokenizer.push(id)?))
+        let tokenizer = self.detokenizer.tokenizer.borrow();
+        let skipped = self.detokenizer.skip_special && !self.stops.is_empty() && tokenizer.is_special(id);
+        match tokenizer.id_to_token(id).filter(|_| skipped) {
+            Some(token) => self.push_skipped(&token),
+            None => Ok(self.stops.push(&self.detokenizer.push(id)?)),
+        }
+    }
+
+    /// Searches a special token that is not shown. A character that is incomplete before it may be completed after it;
+    /// it is shown as U+FFFD if the token ends the text.
+    fn push_skipped(&mut self, token: &str) -> Result<StopStep> {
+        let incomplete = self.detokenizer.pending()?;
+        let before = self.stops.push_hidden(&incomplete);
+        let mut step = self.stops.push_hidden(token);
+        step.text.insert_str(0, &before.text);
+        let begins_in_token = |stop| self.stops.stops.get(stop).is_some_and(|stop: &String| stop.len() <= token.len());
+        if before.stopped_by.is_none() && step.stopped_by.is_some_and(begins_in_token) {
+            step.text.push_str(&incomplete);
+        }
+        Ok(step)
     }
 
     /// What is left when generation ends for another reason than a stop string. An incomplete character that becomes
@@ -252,8 +337,23 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// [`Error::Tokenizer`] when decoding fails.
     pub fn finish(&mut self) -> Result<StopStep> {
         let mut last = self.stops.push(&self.detokenizer.finish()?);
-        let rest = self.stops.finish();
-        last.text.push_str(&rest);
+        last.text.push_str(&self.stops.finish());
+        Ok(last)
+    }
+
+    /// What is left when generation ends with the token `end`, which is not shown and may complete a stop string.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tokenizer`] when decoding fails.
+    pub fn finish_with(&mut self, end: u32) -> Result<StopStep> {
+        let mut last = self.stops.push(&self.detokenizer.finish()?);
+        if let Some(token) = self.detokenizer.tokenizer.borrow().id_to_token(end) {
+            let step = self.stops.push_hidden(&token);
+            last.text.push_str(&step.text);
+            last.stopped_by = step.stopped_by;
+        }
+        last.text.push_str(&self.stops.finish());
         Ok(last)
     }
 }

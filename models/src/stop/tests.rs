@@ -178,3 +178,136 @@ proptest! {
         prop_assert_eq!((shown, stopped_by), by_brute_force(&stops, &text));
     }
 }
+
+/// A byte-level tokenizer in which `<s>` is 260 and `</s>` 261, and what a stream shows of some ids.
+fn stream_of(stops: &[&str], ids: &[u32]) -> (String, Option<usize>, usize) {
+    let tokenizer = byte_level();
+    let mut stream = TextStream::new(&tokenizer, true, StopStrings::new(stops.iter().copied()).expect("valid"));
+    let mut shown = String::new();
+    for (pushed, &id) in ids.iter().enumerate() {
+        let step = stream.push(id).expect("decoded");
+        shown.push_str(&step.text);
+        if step.stopped_by.is_some() {
+            return (shown, step.stopped_by, pushed + 1);
+        }
+    }
+    let last = stream.finish().expect("decoded");
+    (shown + &last.text, last.stopped_by, ids.len())
+}
+
+const BEGIN: u32 = 260;
+const END: u32 = 261;
+
+fn letters(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn a_special_token_may_be_a_stop_string() {
+    let tokenizer = byte_level();
+    assert_eq!(["<s>", "</s>"].map(|token| tokenizer.token_to_id(token)), [Some(BEGIN), Some(END)]);
+    let ids = [letters("ab"), vec![END], letters("cd")].concat();
+    assert_eq!(stream_of(&["</s>"], &ids), ("ab".to_owned(), Some(0), 3));
+    assert_eq!(stream_of(&["<s>"], &ids), ("abcd".to_owned(), None, 5));
+    // Of several the first that is complete.
+    assert_eq!(stream_of(&["d", "</s>", "c"], &ids), ("ab".to_owned(), Some(1), 3));
+    assert_eq!(stream_of(&["b</s>c", "x"], &ids), ("a".to_owned(), Some(0), 4));
+    assert_eq!(stream_of(&["b</", "</s>"], &ids), ("a".to_owned(), Some(0), 3));
+    assert_eq!(stream_of(&["/s"], &ids), ("ab".to_owned(), Some(0), 3));
+    assert_eq!(stream_of(&["</s>"], &[END, END]), (String::new(), Some(0), 1));
+}
+
+#[test]
+fn no_stop_string_matches_across_a_skipped_token() {
+    let ids = [letters("ab"), vec![END], letters("cd")].concat();
+    for stop in ["bc", "abcd", "abc", "ab</s"] {
+        let found = stop == "ab</s";
+        let expected = if found { (String::new(), Some(0), 3) } else { ("abcd".to_owned(), None, 5) };
+        assert_eq!(stream_of(&[stop], &ids), expected, "{stop}");
+    }
+    let twice = [letters("a"), vec![BEGIN, BEGIN], letters("b")].concat();
+    assert_eq!(stream_of(&["ab", "a<s>b"], &twice), ("ab".to_owned(), None, 4));
+    assert_eq!(stream_of(&["ab", "a<s><s>b"], &twice), (String::new(), Some(1), 4));
+}
+
+#[test]
+fn text_before_a_special_stop_is_shown_completely() {
+    // The first two bytes of a crab, which nothing completes before the stop.
+    let ids = [letters("a"), vec![0xF0, 0x9F, END]].concat();
+    assert_eq!(stream_of(&["</s>"], &ids), ("a\u{FFFD}".to_owned(), Some(0), 4));
+    assert_eq!(stream_of(&["a</s>"], &ids), ("a\u{FFFD}".to_owned(), None, 4));
+    assert_eq!(stream_of(&["\u{FFFD}</s>"], &ids), ("a".to_owned(), Some(0), 4));
+    // One that is completed behind a special token is shown as without it.
+    let split = [vec![0xC3, END, 0xA9], letters("a")].concat();
+    assert_eq!(stream_of(&["x"], &split), ("éa".to_owned(), None, 4));
+    assert_eq!(stream_of(&["é"], &split).1, Some(0));
+    assert_eq!(stream_of(&[], &split), ("éa".to_owned(), None, 4));
+}
+
+#[test]
+fn an_end_token_may_complete_a_stop_string() {
+    let tokenizer = byte_level();
+    let last = |stops: &[&str], skip_special: bool| {
+        let mut stream =
+            TextStream::new(&tokenizer, skip_special, StopStrings::new(stops.iter().copied()).expect("valid"));
+        let mut shown: String = letters("ab").iter().map(|&id| stream.push(id).expect("decoded").text).collect();
+        let last = stream.finish_with(END).expect("decoded");
+        shown.push_str(&last.text);
+        assert_eq!(stream.finish().expect("decoded"), StopStep::default(), "nothing is left");
+        (shown, last.stopped_by)
+    };
+    for skip in [false, true] {
+        assert_eq!(last(&["</s>"], skip), ("ab".to_owned(), Some(0)));
+        assert_eq!(last(&["b</s>"], skip), ("a".to_owned(), Some(0)));
+        assert_eq!(last(&["b</s>c", "abc"], skip), ("ab".to_owned(), None));
+        assert_eq!(last(&[], skip), ("ab".to_owned(), None));
+    }
+}
+
+#[test]
+fn what_is_held_for_a_stop_string_stays_short() {
+    let mut stops = StopStrings::new(["<s><s><e>"]).expect("valid");
+    for _ in 0..1000 {
+        assert_eq!(stops.push_hidden("<s>").text, "");
+        assert!(
+            stops.held.len() <= 9 && stops.hidden.len() <= 3,
+            "{} in {} parts",
+            stops.held.len(),
+            stops.hidden.len()
+        );
+    }
+    assert_eq!(stops.push("<e").text, "");
+    assert_eq!(stops.finish(), "<e");
+    assert!(stops.hidden.is_empty());
+}
+
+proptest! {
+    #[test]
+    fn hidden_text_is_searched_and_not_shown(
+        stops in prop::collection::vec("[abé]{1,4}", 0..4),
+        pieces in prop::collection::vec(("[abcé]{0,4}", any::<bool>()), 0..12),
+    ) {
+        let mut stream = StopStrings::new(stops.clone()).expect("valid");
+        let mut shown = String::new();
+        let mut stopped_by = None;
+        for (piece, hidden) in &pieces {
+            let step = if *hidden { stream.push_hidden(piece) } else { stream.push(piece) };
+            shown.push_str(&step.text);
+            stopped_by = step.stopped_by;
+        }
+        if stopped_by.is_none() {
+            shown.push_str(&stream.finish());
+        }
+        let all: String = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+        let (searched, expected_stop) = by_brute_force(&stops, &all);
+        let (mut expected, mut at) = (String::new(), 0);
+        for (piece, hidden) in &pieces {
+            let end = (at + piece.len()).min(searched.len());
+            if !hidden {
+                expected.push_str(&searched[at.min(end)..end]);
+            }
+            at = end;
+        }
+        prop_assert_eq!((shown, stopped_by), (expected, expected_stop));
+    }
+}
