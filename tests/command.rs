@@ -189,6 +189,102 @@ fn generate_ends_at_a_stop_string() {
     assert_eq!(cut["finish_reason"], "stop");
 }
 
+/// A copy of the decoder whose `tokenizer_config.json` names further special tokens.
+fn with_special_tokens(tokens: &[&str]) -> TempDir {
+    let folder = copy(DECODER);
+    let path = folder.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("a config")).expect("JSON");
+    config["additional_special_tokens"] = json!(tokens);
+    std::fs::write(path, config.to_string()).expect("written");
+    folder
+}
+
+#[test]
+fn stop_texts_are_searched_with_special_tokens() {
+    // The tokens 358, 968, 148, 812 and 883 follow, of which the fourth is made a special one.
+    const PROMPT: &str = "0,333,73,299,303,367,358";
+    let vocab: Value =
+        serde_json::from_slice(&std::fs::read(fixture_path(DECODER).join("tokenizer.json")).expect("a file"))
+            .expect("JSON");
+    let vocab = vocab["model"]["vocab"].as_object().expect("a vocabulary");
+    let special = vocab.iter().find(|(_, id)| **id == json!(812)).expect("the token").0;
+    let folder = with_special_tokens(&[special]);
+    let of = |tokens: &str, more: &[&str]| -> Value {
+        let output = generate(&folder, PROMPT, &[&["--max-new-tokens", tokens], more].concat());
+        serde_json::from_str(&stdout(&output)).expect("JSON")
+    };
+    let answer = |more: &[&str]| of("5", more);
+    let whole = answer(&[]);
+    assert_eq!(whole["tokens"], json!([358, 968, 148, 812, 883]));
+    let shown = whole["text"].as_str().expect("text");
+    let before = of("3", &[])["text"].as_str().expect("text").to_owned();
+    let behind = shown.strip_prefix(&before).expect("it begins alike");
+
+    let stopped = answer(&["--stop", special]);
+    assert_eq!(stopped["tokens"], json!([358, 968, 148, 812]));
+    assert_eq!((stopped["text"].as_str(), &stopped["finish_reason"]), (Some(&*before), &json!("stop")));
+    // What stands together only in what is shown is no stop text.
+    let joined = [before.chars().next_back().expect("text"), behind.chars().next().expect("text")];
+    assert_eq!(answer(&["--stop", &joined.iter().collect::<String>()])["tokens"], whole["tokens"]);
+    // An end token that is the stop text, and the checkpoint's own stop texts.
+    let config = json!({"eos_token_id": 812, "stop_strings": [special]});
+    std::fs::write(folder.path().join("generation_config.json"), config.to_string()).expect("written");
+    let ended = answer(&[]);
+    assert_eq!((&ended["tokens"], &ended["finish_reason"]), (&json!([358, 968, 148]), &json!("stop")));
+    assert_eq!(answer(&["--ignore-eos"])["tokens"], json!([358, 968, 148, 812]));
+
+    // Many prompts at once end at the same texts.
+    let common = ["--dtype", "f32", "--max-new-tokens", "6", "--ignore-eos", "--json"];
+    let hello = |folder: &TempDir, more: &[&str]| {
+        let model = folder.path().to_str().expect("the path is UTF-8");
+        json(&[&["generate", "--model", model][..], &common, more].concat())
+    };
+    let second = hello(&folder, &["--prompt", "Hello"])["tokens"][1].take();
+    let second = vocab.iter().find(|(_, id)| **id == second).expect("the token").0;
+    let folder = with_special_tokens(&[second]);
+    let prompts = folder.path().join("prompts");
+    std::fs::write(&prompts, "Hello\n").expect("written");
+    let alone = hello(&folder, &["--prompt", "Hello", "--stop", second]);
+    let prompts = prompts.to_str().expect("the path is UTF-8");
+    let many = hello(&folder, &["--prompts-file", prompts, "--stop", second]);
+    assert_eq!(alone["finish_reason"], "stop");
+    for field in ["tokens", "text", "finish_reason"] {
+        assert_eq!(many[field], alone[field], "{field}");
+    }
+}
+
+#[test]
+fn a_special_token_beyond_the_vocabulary_is_refused() {
+    let folder = with_special_tokens(&["<new>"]);
+    let model = folder.path().to_str().expect("the path is UTF-8");
+    let common = ["generate", "--model", model, "--max-new-tokens", "1", "--prompt"];
+    stdout(&sinew(&[&common[..], &["new"]].concat()));
+    refused(&[&common[..], &["a <new>"]].concat(), &["1003", "vocabulary"]);
+}
+
+#[test]
+fn a_class_that_contradicts_its_file_is_named() {
+    let folder = copy(DECODER);
+    let path = folder.path().join("tokenizer_config.json");
+    let warnings = |config: Value| {
+        std::fs::write(&path, config.to_string()).expect("written");
+        let output = generate(&folder, "1", &["--max-new-tokens", "1"]);
+        String::from_utf8(output.stderr).expect("UTF-8")
+    };
+    let end = json!({"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<|begin|>", "eos_token": "<|end|>"});
+    let told = warnings(end);
+    assert!(
+        told.contains("puts \"<|begin|>\" before a text") && told.contains("Sinew follows GPTNeoXTokenizer"),
+        "{told}"
+    );
+    assert!(told.contains("which Sinew follows, differs from GPTNeoXTokenizer"), "{told}");
+    assert!(told.lines().count() == 2, "{told}");
+    let told = warnings(json!({"tokenizer_class": "LlamaTokenizer", "add_bos_token": false, "bos_token": "<|begin|>"}));
+    assert!(told.contains("has add_bos_token false, and tokenizer.json puts"), "{told}");
+    assert!(told.lines().count() == 1, "{told}");
+    assert_eq!(warnings(json!({"tokenizer_class": "TokenizersBackend", "bos_token": "<|begin|>"})), "");
+}
+
 #[test]
 fn a_folder_without_a_tokenizer_serves_tokens() {
     let model = fixture(NO_TOKENIZER);
