@@ -77,11 +77,13 @@ impl Folder {
         once(&self.generation_config, || GenerationConfig::read(&self.documents))
     }
 
-    /// The tokenizer in `tokenizer.json`; `None` where there is no such file.
+    /// The tokenizer in `tokenizer.json`; `None` where there is no such file. `tokenizer_config.json` and
+    /// `special_tokens_map.json` add special tokens, and say with which options its steps run.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io), and those of [`Tokenizer::from_bytes`].
+    /// [`Error::Io`](crate::Error::Io), those of [`Tokenizer::from_bytes`], and [`Error::Config`](crate::Error::Config) or
+    /// [`Error::Json`](crate::Error::Json) for a config that is not as it should be.
     pub fn tokenizer(&self) -> Result<Option<Arc<Tokenizer>>> {
         once(&self.tokenizer, || Ok(Tokenizer::read(&self.documents)?.map(Arc::new))).cloned()
     }

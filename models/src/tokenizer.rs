@@ -103,7 +103,8 @@ impl Tokenizer {
     }
 
     /// The tokens of `text`, with the special ones that the model expects around a text (`[CLS]`, `<s>`) if
-    /// `add_special` is set. Special tokens that are spelled out in the text are recognised either way.
+    /// `add_special` is set. Special tokens that are spelled out in the text are recognised either way, unless
+    /// `tokenizer_config.json` has `split_special_tokens`.
     ///
     /// # Errors
     ///
