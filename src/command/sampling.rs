@@ -44,7 +44,8 @@ pub struct Sampling {
     /// Seed of the random draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// End the answer at this text, as at those of generation_config.json; may be given several times.
+    /// End the answer at this text, which may be a special token, as at those of generation_config.json; may be given
+    /// several times.
     #[arg(long)]
     stop: Vec<String>,
     /// Go on past end-of-sequence tokens.

@@ -3,6 +3,8 @@
 //! `tokenizer.json` says which steps there are: models were trained with those, and transformers 4 ran them. The class
 //! in `tokenizer_config.json` says with which options its own steps run, and which special tokens go around a text.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -259,6 +261,9 @@ pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'
     Ok(CLASSES.iter().find(|class| class.names.contains(&name)))
 }
 
+/// The steps of each part of a `tokenizer.json`, by the name of the part.
+pub(super) type Kinds = HashMap<String, Vec<String>>;
+
 /// The kinds of the steps of a part of a `tokenizer.json`, with what they look for.
 pub(super) fn kinds(part: &Value) -> Vec<String> {
     let Some(kind) = part.get("type").and_then(Value::as_str) else {
@@ -298,23 +303,25 @@ impl Class {
         Ok(settings)
     }
 
+    /// Whether transformers loads this class for a file with these steps. It takes byte-level files as they are where they
+    /// name Llama's class, which is one for SentencePiece.
+    pub fn loads(&self, file: &Kinds) -> bool {
+        self.name() != "LlamaTokenizer" || !file.values().flatten().any(|kind| kind == "ByteLevel")
+    }
+
     /// Warns where the file has other steps than transformers would run.
-    pub fn warn_of_steps(&self, file: impl Fn(&str) -> Vec<String>) {
+    pub fn warn_of_steps(&self, file: &Kinds) {
         let Some(steps) = &self.steps else { return };
         let parts =
             [("normalizer", steps.normalizer), ("pre_tokenizer", steps.pre_tokenizer), ("decoder", steps.decoder)];
-        let found = parts.map(|(part, _)| file(part));
-        // transformers takes byte-level files as they are, although their class is for SentencePiece.
-        if self.name() == "LlamaTokenizer" && found.iter().flatten().any(|kind| kind == "ByteLevel") {
-            return;
-        }
         let list = |steps: &[String]| match steps {
             [] => "nothing".to_owned(),
             steps => brief(&json!(steps.join(", "))),
         };
-        let differing = parts.iter().zip(&found).filter_map(|((part, equivalent), found)| {
+        let differing = parts.iter().filter_map(|(part, equivalent)| {
+            let found = file.get(*part).map_or(&[][..], Vec::as_slice);
             let own: Vec<String> = equivalent.first()?.iter().map(|&kind| kind.to_owned()).collect();
-            let differs = !equivalent.iter().any(|steps| found == steps);
+            let differs = !equivalent.iter().any(|steps| found == *steps);
             differs.then(|| format!("{} as {part} where that class has {}", list(found), list(&own)))
         });
         let differing: Vec<String> = differing.collect();

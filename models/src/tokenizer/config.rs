@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::class::{self, Around, Settings};
+use super::class::{self, Around, Kinds, Settings};
 use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
 use crate::json::{Fields, brief};
@@ -67,23 +67,28 @@ impl Declared {
         })
     }
 
-    /// Special tokens of the class for attributes that the files do not name.
-    pub fn defaults(&self) -> impl Iterator<Item = &'static str> {
-        let defaults = self.class.as_ref().map_or(&[][..], |settings| settings.class.defaults);
+    /// The class that is loaded for a file with these steps.
+    fn class(&self, file: &Kinds) -> Option<&Settings> {
+        self.class.as_ref().filter(|settings| settings.class.loads(file))
+    }
+
+    /// Special tokens of the class for attributes that the files do not name. `file` has the steps of `tokenizer.json`.
+    pub fn defaults(&self, file: &Kinds) -> impl Iterator<Item = &'static str> {
+        let defaults = self.class(file).map_or(&[][..], |settings| settings.class.defaults);
         let named = |attribute: &str| self.named.iter().any(|(name, _)| name == attribute);
         defaults.iter().filter(move |(attribute, _)| !named(attribute)).map(|(_, token)| *token)
     }
 
-    /// Gives a tokenizer the options and special tokens of its class. `kinds` lists the steps of a part of its file.
-    pub fn follow(&self, tokenizer: &mut Tokenizer, kinds: impl Fn(&str) -> Vec<String>) -> tokenizers::Result<()> {
+    /// Gives a tokenizer the options and special tokens of its class. `file` has the steps of `tokenizer.json`.
+    pub fn follow(&self, tokenizer: &mut Tokenizer, file: &Kinds) -> tokenizers::Result<()> {
         tokenizer.set_encode_special_tokens(self.splits_special);
         let mut around = Around::of(tokenizer)?;
         let mut source = FileName::Tokenizer.as_str();
-        if let Some(settings) = &self.class {
+        if let Some(settings) = self.class(file) {
             let class = settings.class;
             settings.set_options(tokenizer);
-            class.warn_of_steps(kinds);
-            if let Some(own) = Around::of_class(class, tokenizer, |attribute| self.token(attribute))
+            class.warn_of_steps(file);
+            if let Some(own) = Around::of_class(class, tokenizer, |attribute| self.token(attribute, file))
                 && own != around
             {
                 tracing::warn!(
@@ -99,7 +104,7 @@ impl Declared {
         }
         let sides = [("add_bos_token", "bos_token", &around.before), ("add_eos_token", "eos_token", &around.after)];
         for ((flag, attribute, ids), stated) in sides.into_iter().zip(self.adds) {
-            let id = self.token(attribute).and_then(|token| tokenizer.token_to_id(token));
+            let id = self.token(attribute, file).and_then(|token| tokenizer.token_to_id(token));
             if let (Some(stated), Some(id)) = (stated, id)
                 && stated != ids.contains(&id)
             {
@@ -114,9 +119,9 @@ impl Declared {
     }
 
     /// The token of an attribute: the one that is named, else the default of the class.
-    fn token(&self, attribute: &str) -> Option<&str> {
+    fn token(&self, attribute: &str, file: &Kinds) -> Option<&str> {
         let named = self.named.iter().find(|(name, _)| name == attribute).map(|(_, token)| &*token.content);
-        let defaults = self.class.as_ref().map_or(&[][..], |settings| settings.class.defaults);
+        let defaults = self.class(file).map_or(&[][..], |settings| settings.class.defaults);
         named.or_else(|| defaults.iter().find(|(name, _)| *name == attribute).map(|(_, token)| *token))
     }
 }

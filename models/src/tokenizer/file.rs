@@ -21,7 +21,7 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::class;
+use super::class::{self, Kinds};
 use super::config::Declared;
 use crate::json::brief;
 use growth::{around, growth, steps};
@@ -63,7 +63,7 @@ pub(super) struct TokenizerFile<'de> {
     model: Model<'de>,
     added: Added,
     /// The kinds of the steps of each part, as [`class::kinds`] lists them.
-    kinds: HashMap<String, Vec<String>>,
+    kinds: Kinds,
     pub reach: Reach,
 }
 
@@ -96,7 +96,7 @@ impl<'de> TokenizerFile<'de> {
                 return Err(format!("tokenizer_config.json adds {token} with the id {id}, but it gets {given}").into());
             }
         }
-        declared.follow(&mut tokenizer, |part| self.kinds.get(part).cloned().unwrap_or_default())?;
+        declared.follow(&mut tokenizer, &self.kinds)?;
         Ok(tokenizer)
     }
 }
@@ -114,7 +114,7 @@ impl<'de> Visitor<'de> for File<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TokenizerFile<'de>, A::Error> {
         let (mut parts, mut model, mut added) = (Map::new(), None, Added::default());
-        let mut kinds = HashMap::new();
+        let mut kinds = Kinds::new();
         while let Some(key) = map.next_key::<String>()? {
             let part = match &*key {
                 "added_tokens" => {
@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for File<'_> {
             part::insert(&mut parts, key, part)?;
         }
         let model: Model<'de> = model.ok_or_else(|| Error::missing_field("model"))?;
-        added.declare(self.declared, |token| model.contains(token)).map_err(Error::custom)?;
+        added.declare(self.declared, &kinds, |token| model.contains(token)).map_err(Error::custom)?;
         let part = |name| parts.get(name).unwrap_or(&Value::Null);
         let growth = check_parts(part, &added).map_err(Error::custom)?;
         let reach = Reach { falls_into: added.longest.max(model.longest_word()), growth };
@@ -242,7 +242,7 @@ impl Added {
 
     /// Adds tokens that other files declare. What they say of a token goes before what its own file says. A default of a
     /// class counts where the vocabulary has it, which `in_vocab` says; transformers would give it a new id.
-    fn declare(&mut self, declared: &Declared, in_vocab: impl Fn(&str) -> bool) -> Result<(), String> {
+    fn declare(&mut self, declared: &Declared, kinds: &Kinds, in_vocab: impl Fn(&str) -> bool) -> Result<(), String> {
         self.own = self.tokens.len();
         let mut known: HashMap<_, _> =
             self.tokens.iter().map(|token| (&*token.content, Cow::Borrowed(token))).collect();
@@ -257,7 +257,7 @@ impl Added {
             new.push(token.clone());
         }
         // A token that has a name is special, with the other flags that it has already.
-        let defaults = declared.defaults().map(|text| (text, AddedToken::from(text, true)));
+        let defaults = declared.defaults(kinds).map(|text| (text, AddedToken::from(text, true)));
         let defaults = defaults.filter(|(text, _)| known.contains_key(text) || in_vocab(text)).collect::<Vec<_>>();
         let named = declared.named.iter().map(|(_, token)| (&*token.content, token.clone()));
         for (text, token) in named.chain(defaults).filter(|(text, _)| !text.is_empty()) {
