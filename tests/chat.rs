@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use sinew::models::{Conversation, Generation, Session, TextStream, Tokenizer, stop};
+use sinew::models::engine::{Engine, EngineOptions};
+use sinew::models::{Conversation, Generation, Happening, Request, Session, TextStream, Tokenizer, stop};
 use sinew::prelude::*;
 
 #[path = "common/command.rs"]
@@ -137,6 +138,36 @@ fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
     config(r#"{"do_sample": false, "temperature": 1.5, "max_length": 12}"#);
     let prompt = model().encode("Hello").expect("tokens").len();
     assert_eq!(run(&[]), greedy[..12 - prompt]);
+    // Greedy decoding reads none of these; transformers generates with them.
+    config(r#"{"top_k": -1, "min_p": 2, "top_p": -3, "temperature": 0, "max_new_tokens": 20}"#);
+    assert_eq!(run(&[]), greedy);
+    // One token is left to draw from.
+    config(r#"{"do_sample": true, "temperature": 1.5, "top_p": 0, "max_new_tokens": 20}"#);
+    assert_eq!(run(&[]), greedy);
+    assert_eq!(run(&["--top-p", "1", "--top-k", "0", "--temperature", "1e-4"]), greedy);
+    config("{}");
+    assert_eq!(run(&["--max-new-tokens", "20", "--temperature", "1.5", "--top-p", "0"]), greedy);
+    // Sampling reads them, unless an option goes before.
+    for (field, words) in [
+        (r#""temperature": 0"#, "`temperature` must be a positive number"),
+        (r#""temperature": -1"#, "found -1"),
+        (r#""top_k": -1"#, "`top_k` must be 0"),
+        (r#""top_p": -0.5"#, "`top_p` must be 0 or a positive number"),
+        (r#""min_p": 2"#, "`min_p` must be from 0 to 1"),
+    ] {
+        config(&format!(r#"{{"do_sample": true, "max_new_tokens": 20, {field}}}"#));
+        refused(&sinew("generate", path, &["--prompt", "Hello"], ""), &["generation_config.json", words]);
+        refused(&sinew("chat", path, &[], "Hello\n"), &["generation_config.json", words]);
+        assert_eq!(run(&["--temperature", "0"]), greedy, "{field}");
+        let others = ["--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--min-p", "0"];
+        assert_eq!(run(&others), sampled, "{field}");
+    }
+    for (option, value) in [("--top-p", "-0.1"), ("--top-p", "1.5"), ("--min-p", "2"), ("--min-p", "-1")] {
+        let field = option.trim_start_matches("--").replace('-', "_");
+        refused(&sinew("generate", path, &["--prompt", "Hello", option, value], ""), &["sampling parameter", &field]);
+    }
+    config(r#"{"repetition_penalty": 0, "max_new_tokens": 20}"#);
+    refused(&sinew("generate", path, &["--prompt", "Hello"], ""), &["generation_config.json", "`repetition_penalty`"]);
     config(r#"{"top_p": "most"}"#);
     let output = sinew("generate", path, &["--prompt", "Hello"], "");
     refused(&output, &["generation_config.json", "`top_p`", "\"most\""]);
@@ -146,6 +177,64 @@ fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
     let logits = logits.to_str().expect("the path is UTF-8");
     stdout(&sinew("logits", path, &["--tokens", "1,2", "--output", logits], ""));
     stdout(&command::run(command().arg("inspect").arg(path), ""));
+}
+
+#[test]
+fn a_prompt_as_long_as_max_length_is_refused() {
+    let copy = copy(FIXTURE);
+    let path = copy.path();
+    let config = |text: String| std::fs::write(path.join("generation_config.json"), text).expect("the file is written");
+    let prompt = model().encode("Hello").expect("tokens").len();
+    for most in [0, prompt - 1, prompt] {
+        config(format!(r#"{{"max_length": {most}}}"#));
+        let of_most = format!("`max_length` is {most} ");
+        let words = ["generation_config.json", &of_most, &format!("has {prompt};"), "--max-new-tokens"];
+        refused(&sinew("generate", path, &["--prompt", "Hello"], ""), &words);
+        refused(&sinew("chat", path, &[], "Hello\n"), &["generation_config.json", &of_most, "--max-new-tokens"]);
+        stdout(&sinew("generate", path, &["--prompt", "Hello", "--max-new-tokens", "2"], ""));
+    }
+    config(format!(r#"{{"max_length": {prompt}, "max_new_tokens": 2}}"#));
+    stdout(&sinew("generate", path, &["--prompt", "Hello"], ""));
+    config(format!(r#"{{"max_length": {}}}"#, prompt + 1));
+    let lines = path.join("prompts.txt");
+    std::fs::write(&lines, "Hello\n\nHello to all of you\n").expect("the file is written");
+    let lines = lines.to_str().expect("the path is UTF-8");
+    let output = sinew("generate", path, &["--prompts-file", lines], "");
+    refused(&output, &["line 3 of", lines, "`max_length` is", "--max-new-tokens"]);
+
+    // The first turn fits, and the second does not.
+    let files = Folder::new(path);
+    let template = files.chat_template().expect("it is read").expect("there is one");
+    let first = template.render(&Conversation::default().with("user", "Hello")).expect("rendered");
+    let first = model().tokenizer().expect("there is one").encode(&first, false).expect("tokens").len();
+    config(format!(r#"{{"max_length": {}}}"#, first + 2));
+    stdout(&sinew("chat", path, &["--ignore-eos"], "Hello\n"));
+    let output = sinew("chat", path, &["--ignore-eos"], "Hello\nHello\n");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains(&format!("`max_length` is {} ", first + 2)), "{stderr}");
+    assert!(stderr.contains("/reset"), "{stderr}");
+    stdout(&sinew("chat", path, &["--ignore-eos"], "Hello\n/reset\nHello\n"));
+    stdout(&sinew("chat", path, &["--ignore-eos", "--max-new-tokens", "2"], "Hello\nHello\n"));
+}
+
+#[test]
+fn engines_refuse_prompts_of_max_length() {
+    let mut model = model();
+    let options = GenerateOptions { max_length: Some(4), ..GenerateOptions::default() };
+    let mut answer = |prompt: &[u32]| model.generate(prompt, &options, &mut |_| ControlFlow::Continue(()));
+    assert_eq!(answer(&[1, 2, 3]).expect("one token is left").tokens.len(), 1);
+    assert!(answer(&[1, 2, 3, 4]).expect_err("none is left").one_line().contains("`max_length` is 4 "));
+    let mut engine = Engine::new(model, EngineOptions::default());
+    let request = |prompt: &[u32]| Request { options: options.clone(), ..Request::new(prompt.to_vec()) };
+    let line = engine.submit(request(&[1, 2, 3, 4, 5])).expect_err("none is left").one_line();
+    assert!(line.contains("`max_length` is 4 ") && line.contains("has 5;"), "{line}");
+    engine.submit(request(&[1, 2])).expect("two tokens are left");
+    let mut tokens = 0;
+    while !engine.is_idle() {
+        let events = engine.step().expect("a step");
+        tokens += events.iter().filter(|event| matches!(event.what, Happening::Token { .. })).count();
+    }
+    assert_eq!(tokens, 2);
 }
 
 #[test]

@@ -12,6 +12,9 @@ use crate::tokenizer::Tokenizer;
 pub struct GenerateOptions {
     /// The most tokens to generate.
     pub max_new_tokens: usize,
+    /// The most tokens of prompt and answer together, the `max_length` of `generation_config.json`. A prompt that is as
+    /// long is refused. `None` leaves the bound to `max_new_tokens`.
+    pub max_length: Option<usize>,
     /// No end-of-sequence token comes before so many others. A stop text may.
     pub min_new_tokens: usize,
     /// How tokens are drawn.
@@ -30,6 +33,7 @@ impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
             max_new_tokens: 128,
+            max_length: None,
             min_new_tokens: 0,
             sampling: SamplingParams::default(),
             stop: Vec::new(),
@@ -71,6 +75,27 @@ impl GenerateOptions {
     pub fn validate(&self) -> Result<()> {
         self.sampling.validate()?;
         StopStrings::new(self.stop.iter().map(String::as_str)).map(drop)
+    }
+
+    /// These options for a prompt of `prompt_tokens`: `max_new_tokens` is at most what `max_length` leaves for the answer.
+    ///
+    /// ```
+    /// use sinew_models::GenerateOptions;
+    ///
+    /// let options = GenerateOptions { max_length: Some(30), ..GenerateOptions::default() };
+    /// assert_eq!(options.clone().for_prompt(10)?.max_new_tokens, 20);
+    /// assert!(options.for_prompt(30).is_err());
+    /// # Ok::<(), sinew_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::MaxLength`] for a prompt of `max_length` tokens or more, which transformers refuses as well.
+    pub fn for_prompt(self, prompt_tokens: usize) -> Result<Self> {
+        let Some(max_length) = self.max_length else { return Ok(self) };
+        match max_length.checked_sub(prompt_tokens) {
+            None | Some(0) => Err(Error::MaxLength { max_length, prompt_tokens }),
+            Some(left) => Ok(Self { max_new_tokens: self.max_new_tokens.min(left), ..self }),
+        }
     }
 }
 

@@ -126,6 +126,18 @@ pub enum Error {
         context: usize,
     },
 
+    /// A prompt that leaves no room for an answer within `max_length`.
+    #[error(
+        "generation_config.json: `max_length` is {max_length} tokens of prompt and answer together, and the prompt has \
+         {prompt_tokens}; say how many new tokens to generate instead (--max-new-tokens, `max_new_tokens`)"
+    )]
+    MaxLength {
+        /// The most tokens of prompt and answer together.
+        max_length: usize,
+        /// The tokens of the prompt.
+        prompt_tokens: usize,
+    },
+
     /// An engine has more requests than it lets wait.
     #[error("{waiting} requests wait already; try again when some are answered")]
     Busy {

@@ -74,6 +74,19 @@ impl Folder {
     ///
     /// [`Error::Io`](crate::Error::Io), and those of [`GenerationConfig::from_json`].
     pub fn generation_config(&self) -> Result<&GenerationConfig> {
+        let config = self.generation_config_unchecked()?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// [`generation_config`](Self::generation_config) without [`GenerationConfig::validate`], for callers that replace
+    /// some of its values before they check the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io), [`Error::Json`](crate::Error::Json), and [`Error::Config`](crate::Error::Config)
+    /// for a field of the wrong type.
+    pub fn generation_config_unchecked(&self) -> Result<&GenerationConfig> {
         once(&self.generation_config, || GenerationConfig::read(&self.documents))
     }
 

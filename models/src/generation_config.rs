@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::answering::GenerateOptions;
 use crate::config::fields::known_tokens;
 use crate::documents::{Documents, FileName};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::json::{self, Fields, as_count, brief};
 use crate::sampling::SamplingParams;
 
@@ -64,9 +64,9 @@ pub struct GenerationConfig {
     pub do_sample: bool,
     /// Divides the logits.
     pub temperature: Option<f32>,
-    /// Keep this many tokens.
-    pub top_k: Option<usize>,
-    /// Keep tokens that together have this probability.
+    /// Keep this many tokens; 0 is all. Files with greedy decoding may have a number below 0, which nobody reads.
+    pub top_k: Option<i64>,
+    /// Keep tokens that together have this probability; 1 and more is all.
     pub top_p: Option<f32>,
     /// Drop tokens less probable than this times the most probable.
     pub min_p: Option<f32>,
@@ -74,7 +74,7 @@ pub struct GenerationConfig {
     pub repetition_penalty: Option<f32>,
     /// The most tokens of an answer.
     pub max_new_tokens: Option<usize>,
-    /// The most tokens of prompt and answer; `max_new_tokens` goes before it.
+    /// The most tokens of prompt and answer; `max_new_tokens` goes before it. A prompt that is as long is refused.
     pub max_length: Option<usize>,
     /// No end token comes before so many others in an answer.
     pub min_new_tokens: Option<usize>,
@@ -108,43 +108,80 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// [`Error::Json`](crate::Error::Json), [`Error::Config`](crate::Error::Config) for a field of the wrong type, and
-    /// [`Error::Sampling`](crate::Error::Sampling) for one that is out of range.
+    /// those of [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self> {
-        Self::from_value(&json::parse(text, FILE)?)
+        let config = Self::from_value(&json::parse(text, FILE)?)?;
+        config.validate()?;
+        Ok(config)
     }
 
     fn from_value(value: &Value) -> Result<Self> {
         let fields = Fields::of(value, FILE, "")?;
         let number = |name: &str| -> Result<_> { Ok(fields.number(name)?.map(|x| x as f32)) };
-        let config = Self {
+        // A number below 0 turns these off, as 0 does.
+        let or_off = |name: &str| -> Result<_> {
+            Ok(fields.integer(name, MAX_TOKENS)?.map(|n| usize::try_from(n).unwrap_or(0)))
+        };
+        Ok(Self {
             do_sample: fields.flag("do_sample")?.unwrap_or(false),
             temperature: number("temperature")?,
-            top_k: fields.count("top_k", MAX_TOKENS)?,
+            top_k: fields.integer("top_k", MAX_TOKENS)?,
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
             max_new_tokens: fields.count("max_new_tokens", MAX_TOKENS)?,
             max_length: fields.count("max_length", MAX_TOKENS)?,
-            min_new_tokens: fields.count("min_new_tokens", MAX_TOKENS)?,
-            min_length: fields.count("min_length", MAX_TOKENS)?,
+            min_new_tokens: or_off("min_new_tokens")?,
+            min_length: or_off("min_length")?,
             stop_strings: stop_strings(&fields)?,
             suppress_tokens: token_ids(&fields, "suppress_tokens")?,
             begin_suppress_tokens: token_ids(&fields, "begin_suppress_tokens")?,
-            no_repeat_ngram_size: fields.count("no_repeat_ngram_size", MAX_TOKENS)?,
+            no_repeat_ngram_size: or_off("no_repeat_ngram_size")?,
             bad_words_ids: bad_words(&fields)?,
             not_implemented: not_implemented(&fields),
+        })
+    }
+
+    /// Refuses values that transformers refuses when it generates. Greedy decoding reads neither `temperature`, `top_k`,
+    /// `top_p` nor `min_p`, so that they may hold any number there.
+    ///
+    /// ```
+    /// use sinew_models::GenerationConfig;
+    ///
+    /// assert!(GenerationConfig::from_json(r#"{"do_sample": false, "top_k": -1}"#).is_ok());
+    /// assert!(GenerationConfig::from_json(r#"{"do_sample": true, "top_k": -1}"#).is_err());
+    /// # Ok::<(), sinew_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`] for the first value that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        let check = |field: &str, found: Option<f64>, allowed: &dyn Fn(f64) -> bool, expected: &str| match found {
+            Some(found) if !allowed(found) => Err(Error::Config {
+                file: FILE.to_owned(),
+                problem: format!("`{field}` must be {expected}, found {found}"),
+            }),
+            _ => Ok(()),
         };
-        SamplingParams::from(&config).validate().map_err(|error| match error {
-            crate::Error::Sampling { field, found, expected } => {
-                fields.problem(field, &format!("must be {expected}, found {found}"))
-            }
-            other => other,
-        })?;
-        Ok(config)
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        let from_f32 = |x: Option<f32>| x.map(f64::from);
+        if self.do_sample {
+            let expected = "a positive number where `do_sample` is true (`do_sample` false is greedy)";
+            check("temperature", from_f32(self.temperature), &positive, expected)?;
+            let top_k = self.top_k.map(|k| k as f64);
+            check("top_k", top_k, &|k| k >= 0.0, "0 (all tokens) or a positive number where `do_sample` is true")?;
+            // transformers takes 1 and more for all tokens.
+            check("top_p", from_f32(self.top_p), &|p| p >= 0.0, "0 or a positive number where `do_sample` is true")?;
+            let min_p = from_f32(self.min_p);
+            check("min_p", min_p, &|p| (0.0..=1.0).contains(&p), "from 0 to 1 where `do_sample` is true")?;
+        }
+        check("repetition_penalty", from_f32(self.repetition_penalty), &positive, "a positive number")?;
+        check("max_new_tokens", self.max_new_tokens.map(|n| n as f64), &positive, "greater than 0")
     }
 
     /// How an answer to a prompt of `prompt_tokens` is generated: as the file says, and with at most `max_new_tokens` where
-    /// it does not say how many.
+    /// it does not say how many. Generating refuses a prompt that leaves no token of `max_length`:
+    /// [`GenerateOptions::for_prompt`].
     ///
     /// ```
     /// let config = sinew_models::GenerationConfig::from_json(r#"{"max_length": 30, "stop_strings": "END"}"#)?;
@@ -155,6 +192,7 @@ impl GenerationConfig {
     pub fn options(&self, prompt_tokens: usize, max_new_tokens: usize) -> GenerateOptions {
         GenerateOptions {
             max_new_tokens: self.max_new_tokens(prompt_tokens).unwrap_or(max_new_tokens),
+            max_length: self.max_length.filter(|_| self.max_new_tokens.is_none()),
             min_new_tokens: self.min_new_tokens(prompt_tokens),
             sampling: SamplingParams::from(self),
             stop: self.stop_strings.clone(),
@@ -234,18 +272,20 @@ fn not_implemented(fields: &Fields<'_>) -> Vec<&'static str> {
 
 impl From<&GenerationConfig> for SamplingParams {
     /// Greedy unless `do_sample` is set. What is absent is as in transformers, where `top_k` is 50 for what is sampled.
+    /// A filter whose value [`GenerationConfig::validate`] refuses for sampling is off.
     fn from(config: &GenerationConfig) -> Self {
-        /// transformers' own.
-        const TOP_K: usize = 50;
+        /// The default of transformers.
+        const TOP_K: i64 = 50;
         let (temperature, top_k) = match config.do_sample {
             true => (config.temperature.unwrap_or(1.0), config.top_k.unwrap_or(TOP_K)),
             false => (0.0, config.top_k.unwrap_or(0)),
         };
+        let probability = |given: Option<f32>| given.filter(|p| (0.0..=1.0).contains(p));
         Self {
             temperature,
-            top_k,
-            top_p: config.top_p.unwrap_or(1.0),
-            min_p: config.min_p.unwrap_or(0.0),
+            top_k: usize::try_from(top_k).unwrap_or(0),
+            top_p: probability(config.top_p).unwrap_or(1.0),
+            min_p: probability(config.min_p).unwrap_or(0.0),
             repetition_penalty: config.repetition_penalty.unwrap_or(1.0),
             logit_bias: config.suppress_tokens.iter().map(|&id| (id, f32::NEG_INFINITY)).collect(),
             no_repeat_ngram_size: config.no_repeat_ngram_size.unwrap_or(0),
@@ -282,6 +322,64 @@ mod tests {
     }
 
     #[test]
+    fn greedy_files_may_hold_any_number_for_sampling() {
+        // transformers 5.24 generates with each: its warpers are made where `do_sample` is true.
+        for field in [
+            r#""top_k": -1"#,
+            r#""min_p": 2"#,
+            r#""top_p": 5"#,
+            r#""top_p": -1"#,
+            r#""temperature": 0"#,
+            r#""temperature": -1"#,
+            r#""min_p": -3"#,
+        ] {
+            for do_sample in ["", r#""do_sample": false, "#, r#""do_sample": null, "#] {
+                let text = format!("{{{do_sample}{field}}}");
+                let config = GenerationConfig::from_json(&text).expect(&text);
+                let params = config.options(3, 7).sampling;
+                assert_eq!(params, SamplingParams::default(), "{text}");
+                params.validate().expect(&text);
+            }
+        }
+        let kept = GenerationConfig::from_json(r#"{"top_p": 0, "top_k": 7}"#).expect("valid");
+        let params = SamplingParams::from(&kept);
+        assert_eq!((params.temperature, params.top_p, params.top_k), (0.0, 0.0, 7));
+    }
+
+    #[test]
+    fn sampling_takes_what_transformers_takes() {
+        let params = |fields: &str| {
+            let text = format!(r#"{{"do_sample": true, {fields}}}"#);
+            let params = SamplingParams::from(&GenerationConfig::from_json(&text).expect(&text));
+            params.validate().expect(&text);
+            params
+        };
+        let usual = SamplingParams { temperature: 1.0, top_k: 50, ..SamplingParams::default() };
+        assert_eq!(params(r#""top_p": 0"#), SamplingParams { top_p: 0.0, ..usual.clone() });
+        assert_eq!(params(r#""top_k": 0"#), SamplingParams { top_k: 0, ..usual.clone() });
+        // `top_p < 1.0` decides whether there is a warper.
+        assert_eq!(params(r#""top_p": 5"#), usual);
+        assert_eq!(params(r#""min_p": 1"#), SamplingParams { min_p: 1.0, ..usual });
+    }
+
+    #[test]
+    fn a_prompt_of_max_length_is_refused() {
+        // transformers 5.24: "Input length of input_ids is 12, but `max_length` is set to 12".
+        let options = |text: &str, prompt| {
+            let config = GenerationConfig::from_json(text).expect("valid");
+            config.options(prompt, 128).for_prompt(prompt).map(|options| options.max_new_tokens)
+        };
+        assert_eq!(options(r#"{"max_length": 12}"#, 11).expect("one token is left"), 1);
+        for prompt in [12, 13, 1 << 20] {
+            let line = options(r#"{"max_length": 12}"#, prompt).expect_err("none is left").one_line();
+            for words in ["generation_config.json", "`max_length` is 12 ", &prompt.to_string(), "--max-new-tokens"] {
+                assert!(line.contains(words), "{words}: {line}");
+            }
+            assert_eq!(options(r#"{"max_length": 12, "max_new_tokens": 3}"#, prompt).expect("it goes before"), 3);
+        }
+    }
+
+    #[test]
     fn lengths_count_the_prompt_where_they_should() {
         let most = |text: &str| GenerationConfig::from_json(text).expect("valid").max_new_tokens(10);
         assert_eq!(most("{}"), None);
@@ -297,6 +395,11 @@ mod tests {
         assert_eq!(least(r#"{"min_length": 30}"#), 20);
         assert_eq!(least(r#"{"min_length": 5}"#), 0);
         assert_eq!(least(r#"{"min_length": 30, "min_new_tokens": 7}"#), 7);
+        // transformers takes numbers below 0 for none.
+        let below = r#"{"min_length": -30, "min_new_tokens": -7, "no_repeat_ngram_size": -1}"#;
+        assert_eq!(least(below), 0);
+        let below = GenerationConfig::from_json(below).expect("valid");
+        assert_eq!(SamplingParams::from(&below).no_repeat_ngram_size, 0);
     }
 
     #[test]
@@ -321,9 +424,17 @@ mod tests {
         for (text, words) in [
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false, found \"yes\""),
             (r#"{"temperature": "hot"}"#, "`temperature` must be a finite number"),
-            (r#"{"do_sample": true, "temperature": -1}"#, "`temperature` must be 0 (greedy) or a positive number"),
-            (r#"{"top_k": -5}"#, "`top_k` must be an integer"),
-            (r#"{"top_p": 2}"#, "`top_p` must be above 0"),
+            (r#"{"do_sample": true, "temperature": -1}"#, "`temperature` must be a positive number"),
+            (r#"{"do_sample": true, "temperature": 0}"#, "`temperature` must be a positive number"),
+            (r#"{"do_sample": true, "top_k": -5}"#, "`top_k` must be 0 (all tokens) or a positive number"),
+            (r#"{"do_sample": true, "top_p": -0.5}"#, "`top_p` must be 0 or a positive number"),
+            (r#"{"do_sample": true, "min_p": 2}"#, "`min_p` must be from 0 to 1"),
+            (r#"{"do_sample": true, "min_p": -1}"#, "found -1"),
+            (r#"{"repetition_penalty": 0}"#, "`repetition_penalty` must be a positive number, found 0"),
+            (r#"{"repetition_penalty": -1.5}"#, "found -1.5"),
+            (r#"{"max_new_tokens": 0}"#, "`max_new_tokens` must be greater than 0"),
+            (r#"{"top_k": 1.5}"#, "`top_k` must be an integer"),
+            (r#"{"top_k": "all"}"#, "`top_k` must be an integer"),
             (r#"{"stop_strings": ["a", ""]}"#, "`stop_strings` must be a text or a list of them, none empty, has \"\""),
             (r#"{"stop_strings": 7}"#, "`stop_strings` must be a text"),
             (r#"{"suppress_tokens": [1, "a"]}"#, "`suppress_tokens` must hold token ids, has \"a\""),
@@ -331,7 +442,8 @@ mod tests {
             (r#"{"bad_words_ids": [1]}"#, "`bad_words_ids` must hold lists of token ids, has 1"),
             (r#"{"bad_words_ids": [[]]}"#, "`bad_words_ids` must hold lists of token ids, has []"),
             (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold lists of token ids, has \"a\""),
-            (r#"{"no_repeat_ngram_size": -1}"#, "`no_repeat_ngram_size` must be an integer"),
+            (r#"{"no_repeat_ngram_size": 1.5}"#, "`no_repeat_ngram_size` must be an integer"),
+            (r#"{"max_length": -1}"#, "`max_length` must be an integer from 0"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
             (r#"{"temperature": Infinity}"#, "`temperature` must be a finite number, found Infinity"),
             (r#"{"top_p": NaN}"#, "`top_p` must be a finite number, found NaN"),

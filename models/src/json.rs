@@ -86,6 +86,13 @@ impl<'a> Fields<'a> {
         self.read(name, &format!("an integer from 0 to {max}"), |value| as_count(value).filter(|&n| n <= max))
     }
 
+    /// An integer from `-max` to `max`.
+    pub(crate) fn integer(&self, name: &str, max: usize) -> Result<Option<i64>> {
+        self.read(name, &format!("an integer from -{max} to {max}"), |value| {
+            value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() <= max as f64).map(|x| x as i64)
+        })
+    }
+
     /// A count from 1 to `max`.
     pub(crate) fn size(&self, name: &str, max: usize) -> Result<Option<usize>> {
         self.read(name, &format!("an integer from 1 to {max}"), |value| {

@@ -53,7 +53,8 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Keep this many of the most probable tokens; 0 is all.
     pub top_k: usize,
-    /// Keep the fewest of the most probable tokens whose probabilities sum to this; above 0, and 1 is all.
+    /// Keep the fewest of the most probable tokens whose probabilities sum to this, and one at least; from 0 to 1, and 1
+    /// is all.
     pub top_p: f32,
     /// Drop tokens less probable than this times the most probable; from 0 to 1, and 0 is none.
     pub min_p: f32,
@@ -112,7 +113,7 @@ impl SamplingParams {
         let t = self.temperature;
         check("temperature", t, t.is_finite() && t >= 0.0, "0 (greedy) or a positive number")?;
         let p = self.top_p;
-        check("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
+        check("top_p", p, (0.0..=1.0).contains(&p), "from 0 (the most probable token) to 1 (all)")?;
         let p = self.min_p;
         check("min_p", p, (0.0..=1.0).contains(&p), "from 0 to 1")?;
         let r = self.repetition_penalty;
@@ -130,6 +131,12 @@ impl SamplingParams {
             return Err(Error::Sampling { field: "bad_words", found, expected });
         }
         Ok(())
+    }
+
+    /// `top_k` and `top_p` as the filters take them. A `top_p` of 0 keeps the most probable token, as in transformers; the
+    /// filters would keep none.
+    fn kept(&self) -> (usize, f32) {
+        if self.top_p > 0.0 { (self.top_k, self.top_p) } else { (1, 1.0) }
     }
 }
 
@@ -299,7 +306,8 @@ impl Sampler {
     /// the logits change first. Takes as many random numbers as [`sample`](Self::sample) would, and gives the same again
     /// until the token [was taken](Self::took).
     pub(crate) fn ask(&mut self, generated: usize) -> Option<Asked> {
-        let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
+        let SamplingParams { temperature, min_p, .. } = self.params;
+        let (top_k, top_p) = self.params.kept();
         if self.params.changes_logits(generated) {
             return None;
         }
@@ -332,10 +340,11 @@ impl Sampler {
             candidates.push(Candidate { probability: 1.0, ..best });
             return Ok(candidates);
         }
-        collect_top_k(logits, params.top_k, candidates);
+        let (top_k, top_p) = params.kept();
+        collect_top_k(logits, top_k, candidates);
         softmax(candidates, best.logit, params.temperature);
-        if params.top_p < 1.0 {
-            keep_top_p(candidates, params.top_p);
+        if top_p < 1.0 {
+            keep_top_p(candidates, top_p);
         }
         if params.min_p > 0.0 {
             keep_min_p(candidates, params.min_p, best.logit, params.temperature);

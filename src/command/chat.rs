@@ -70,8 +70,8 @@ impl Chat {
             let model = self.model.name.display();
             return Err(format!("{model} has no chat template, neither as a file nor in tokenizer_config.json").into());
         };
-        let config = folder.generation_config()?;
-        self.sampling.options(config, 0, 0)?;
+        let config = folder.generation_config_unchecked()?;
+        self.sampling.check(config)?;
         // A first turn, for a template that no turn gets through.
         template.render(&self.beginning().with("user", "Hello!"))?;
         let ctx = run.context()?;
@@ -132,11 +132,12 @@ impl Talk<'_> {
         let text = self.template.render(&conversation)?;
         // The template writes the special tokens itself.
         let context = self.model.decoder().limits().context;
-        let prompt = match self.model.tokenizer()?.encode_prompt(&text, false, context) {
-            Err(error @ Error::TooLong { .. }) => return Err(format!("{error}: /reset begins a new one").into()),
-            prompt => prompt?,
+        let too_long = |error| match error {
+            Error::TooLong { .. } | Error::MaxLength { .. } => format!("{error}: /reset begins a new one").into(),
+            error => Box::<dyn std::error::Error>::from(error),
         };
-        let options = self.command.sampling.options(self.config, prompt.len(), context)?;
+        let prompt = self.model.tokenizer()?.encode_prompt(&text, false, context).map_err(too_long)?;
+        let options = self.command.sampling.options(self.config, prompt.len(), context).map_err(too_long)?;
         await_interrupts(true);
         let mut out = std::io::stdout().lock();
         let mut unwritten = None;

@@ -54,8 +54,8 @@ impl Generate {
         let folder = self.model.folder(run)?;
         let decoder = folder.config()?.as_decoder()?;
         self.sampling.check_vocabulary(decoder.vocab_size)?;
-        let config = folder.generation_config()?;
-        self.sampling.options(config, 0, MAX_NEW_TOKENS)?;
+        let config = folder.generation_config_unchecked()?;
+        self.sampling.check(config)?;
         if let Some(file) = &self.prompts_file {
             return self.run_file(run, file, MAX_NEW_TOKENS);
         }

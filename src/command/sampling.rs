@@ -1,7 +1,7 @@
 //! How an answer is drawn: what the checkpoint asks for, and the options that go before it.
 
 use clap::Args;
-use sinew::models::{GenerateOptions, GenerationConfig};
+use sinew::models::{Error, GenerateOptions, GenerationConfig, SamplingParams};
 
 use super::Outcome;
 
@@ -20,11 +20,11 @@ pub struct Sampling {
     /// Keep this many of the most probable tokens; 0 keeps all.
     #[arg(long, value_name = "N")]
     top_k: Option<usize>,
-    /// Keep the most probable tokens that together have this probability.
-    #[arg(long, value_name = "P")]
+    /// Keep the most probable tokens that together have this probability; 0 keeps one.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Drop tokens less probable than this times the most probable.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Above 1 discourages tokens that the text has.
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -54,31 +54,66 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// What is generated after a prompt: the options, then the file, then `max_new_tokens`.
+    /// Checks the options, and the values of `generation_config.json` that they leave in force, before a prompt is known.
+    pub fn check(&self, file: &GenerationConfig) -> Result<(), Error> {
+        let usual = SamplingParams::default();
+        let given = SamplingParams {
+            temperature: self.temperature.unwrap_or(usual.temperature),
+            top_p: self.top_p.unwrap_or(usual.top_p),
+            min_p: self.min_p.unwrap_or(usual.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            ..usual
+        };
+        given.validate()?;
+        let config = self.in_force(file);
+        config.validate()?;
+        self.complete(config.options(0, 1)).validate()
+    }
+
+    /// How to answer a prompt of `prompt_tokens`: by the options, then by the file; with at most `max_new_tokens` where
+    /// neither says how many.
     pub fn options(
         &self,
-        config: &GenerationConfig,
+        file: &GenerationConfig,
         prompt_tokens: usize,
         max_new_tokens: usize,
-    ) -> Outcome<GenerateOptions> {
-        let mut options = config.options(prompt_tokens, max_new_tokens);
-        set(&mut options.max_new_tokens, self.max_new_tokens);
-        set(&mut options.min_new_tokens, self.min_new_tokens);
-        options.stop.extend_from_slice(&self.stop);
+    ) -> Result<GenerateOptions, Error> {
+        let most = self.max_new_tokens.unwrap_or(max_new_tokens);
+        self.complete(self.in_force(file).options(prompt_tokens, most)).for_prompt(prompt_tokens)
+    }
+
+    /// The file with the values of options in the place of its own, which need not be valid then.
+    fn in_force(&self, file: &GenerationConfig) -> GenerationConfig {
+        let mut config = file.clone();
+        if let Some(temperature) = self.temperature {
+            if !file.do_sample {
+                // A greedy file does not ask for the 50 that files with `do_sample` have by default.
+                config.top_k = file.top_k.or(Some(0));
+            }
+            (config.do_sample, config.temperature) = (temperature != 0.0, Some(temperature));
+        }
+        config.top_k = self.top_k.map(|k| i64::try_from(k).unwrap_or(i64::MAX)).or(config.top_k);
+        config.top_p = self.top_p.or(config.top_p);
+        config.min_p = self.min_p.or(config.min_p);
+        config.repetition_penalty = self.repetition_penalty.or(config.repetition_penalty);
+        config.no_repeat_ngram_size = self.no_repeat_ngram_size.or(config.no_repeat_ngram_size);
+        config.min_new_tokens = self.min_new_tokens.or(config.min_new_tokens);
+        if self.max_new_tokens.is_some() {
+            (config.max_new_tokens, config.max_length) = (None, None);
+        }
+        config.stop_strings.extend_from_slice(&self.stop);
+        config
+    }
+
+    /// `options` with the values that files do not have.
+    fn complete(&self, mut options: GenerateOptions) -> GenerateOptions {
         options.ignore_eos = self.ignore_eos;
         let sampling = &mut options.sampling;
-        set(&mut sampling.temperature, self.temperature);
-        set(&mut sampling.top_k, self.top_k);
-        set(&mut sampling.top_p, self.top_p);
-        set(&mut sampling.min_p, self.min_p);
-        set(&mut sampling.repetition_penalty, self.repetition_penalty);
-        set(&mut sampling.no_repeat_ngram_size, self.no_repeat_ngram_size);
         sampling.presence_penalty = self.presence_penalty;
         sampling.frequency_penalty = self.frequency_penalty;
         sampling.logit_bias.extend_from_slice(&self.logit_bias);
         sampling.seed = self.seed;
-        options.validate()?;
-        Ok(options)
+        options
     }
 
     /// Refuses a bias for what is no token, which would do nothing.
@@ -88,11 +123,6 @@ impl Sampling {
             None => Ok(()),
         }
     }
-}
-
-/// Overwrites what the file says where an option was given.
-fn set<T: Copy>(value: &mut T, given: Option<T>) {
-    *value = given.unwrap_or(*value);
 }
 
 /// `ID=F`.

@@ -74,6 +74,7 @@ impl Job {
         cache: &KvCache,
     ) -> Result<Self> {
         let Request { prompt: tokens, options, samples, salt, priority, .. } = request;
+        let options = options.for_prompt(tokens.len())?;
         let answering = Answering::new(tokenizer.clone(), eos, &options)?;
         let (prompt, sequence) = (tokens.len(), cache.sequence(0));
         Ok(Self {

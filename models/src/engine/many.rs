@@ -61,8 +61,11 @@ impl<'c> Many<'c> {
     /// Takes a request, and gives its number: they are counted from 0 on.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for a prompt and an answer that are longer than the model's positions.
+    /// [`Error::TooLong`] for a prompt and an answer that are longer than the model's positions, and
+    /// [`Error::MaxLength`] for a prompt that leaves no room for an answer.
     pub fn add(&mut self, request: Request) -> Result<usize> {
+        let options = request.options.for_prompt(request.prompt.len())?;
+        let request = Request { options, ..request };
         let context = self.config.context_for(request.prompt.len(), request.options.max_new_tokens)?;
         let (number, config) = (self.count, self.config);
         match self.groups.iter_mut().find(|group| config.rotates_alike(group.context, context)) {

@@ -114,6 +114,7 @@ impl Checks {
         request.options.validate()?;
         check_length(request.prompt.len(), context)?;
         check_tokens(&request.prompt, vocab_size)?;
+        request.options.clone().for_prompt(request.prompt.len())?;
         let finds_stops = has_tokenizer && request.text;
         if !request.options.stop.is_empty() && !finds_stops {
             return Err(Error::Input(

@@ -71,7 +71,7 @@ impl LanguageModel {
     /// and often empty, and may end the answer. It is called between the chunks of the prompt, too, with no text.
     ///
     /// # Errors
-    /// Those of [`LanguageModel::prefill`], or sampling parameters that make no sense.
+    /// Those of [`LanguageModel::prefill`] and [`GenerateOptions::for_prompt`], or sampling parameters that make no sense.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -99,6 +99,7 @@ impl LanguageModel {
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
         let eos = &self.decoder().config().eos_token_ids;
+        let options = &options.clone().for_prompt(prompt.len())?;
         let mut answering = Answering::new(self.tokenizer.clone(), eos, options)?;
         self.steps.runner.check(0, prompt)?;
         let room = options.max_new_tokens.min(self.decoder().limits().context.saturating_sub(prompt.len()) + 1);

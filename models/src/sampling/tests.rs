@@ -87,7 +87,7 @@ fn parameters_out_of_range_are_named() {
         (SamplingParams { temperature: -0.1, ..base() }, "temperature"),
         (SamplingParams { temperature: f32::NAN, ..base() }, "temperature"),
         (SamplingParams { temperature: f32::INFINITY, ..base() }, "temperature"),
-        (SamplingParams { top_p: 0.0, ..base() }, "top_p"),
+        (SamplingParams { top_p: -0.1, ..base() }, "top_p"),
         (SamplingParams { top_p: 1.1, ..base() }, "top_p"),
         (SamplingParams { top_p: f32::NAN, ..base() }, "top_p"),
         (SamplingParams { min_p: -0.1, ..base() }, "min_p"),
@@ -110,6 +110,20 @@ fn top_k_of_one_is_greedy_even_among_equals() {
     assert_eq!(ids(params, &[1.0, 2.0, 2.0, 2.0]), [1]);
     assert_eq!(ids(SamplingParams { top_k: 2, ..warm() }, &[1.0, 2.0, 2.0, 2.0]), [1, 2]);
     assert_eq!(ids(SamplingParams { top_k: 9, ..warm() }, &[1.0, 2.0]), [0, 1]);
+}
+
+#[test]
+fn top_p_of_zero_keeps_the_most_probable_token() {
+    // transformers' `TopPLogitsWarper(0.0)` leaves one finite score.
+    for top_p in [0.0, -0.0, 1e-30] {
+        let params = SamplingParams { top_p, temperature: 5.0, ..warm() };
+        assert_eq!(ids(params.clone(), &[1.0, 2.0, 2.0, f32::NEG_INFINITY]), [1]);
+        assert_eq!(ids(SamplingParams { top_k: 3, min_p: 0.5, ..params }, &[0.0, 7.0, 6.9]), [1]);
+    }
+    // A device is asked for the same token.
+    let mut on_device = sampler(SamplingParams { top_p: 0.0, top_k: 9, ..warm() });
+    let asked = on_device.ask(0).expect("the logits stay as they are");
+    assert_eq!((asked.top_k, asked.top_p), (1, 1.0));
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Generate {
     /// Answers the lines of a file, `max_new_tokens` where neither an option nor the checkpoint says how many.
     pub(super) fn run_file(&self, run: &Run, file: &Path, max_new_tokens: usize) -> Outcome {
         let folder = self.model.folder(run)?;
-        let (decoder, config) = (folder.config()?.as_decoder()?, folder.generation_config()?);
+        let (decoder, config) = (folder.config()?.as_decoder()?, folder.generation_config_unchecked()?);
         let ctx = run.context()?;
         let checkpoint = self.model.checkpoint(run, &ctx)?;
         let tokenizer = self.model.tokenizer(run)?;
@@ -71,7 +71,7 @@ impl Generate {
             // All lines are looked at before the first is answered: one that cannot be has its number.
             let of_line = |error: sinew::models::Error| of_line(at, &error);
             let prompt = tokenizer.encode_prompt(line, true, decoder.longest_context()).map_err(of_line)?;
-            let options = self.sampling.options(config, prompt.len(), max_new_tokens)?;
+            let options = self.sampling.options(config, prompt.len(), max_new_tokens).map_err(of_line)?;
             let options = GenerateOptions { logprobs: self.logprobs, ..options };
             many.add(Request { options, ..Request::new(prompt) }).map_err(of_line)?;
             lines_of.push(at);
