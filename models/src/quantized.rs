@@ -53,7 +53,7 @@ use self::patterns::{Budget, Patterns};
 use self::probe::Probe;
 use crate::config::fields::read_dtype;
 use crate::error::{Error, Result};
-use crate::json::Fields;
+use crate::json::{Fields, brief};
 use crate::tensors::Tensors;
 use crate::tensors::floats::{are_zeros, float, packed_as};
 
@@ -120,9 +120,13 @@ impl Quantization {
         for config in [Some(top), text].into_iter().flatten() {
             for section in ["quantization_config", "compression_config"] {
                 if let Some(fields) = config.section(section)?.filter(|fields| !fields.is_empty()) {
-                    let method = match (fields.text("quant_method")?, section) {
+                    let method = match (named_method(&fields)?, section) {
+                        (Some(method), _) => method,
                         (None, "compression_config") => "compressed-tensors",
-                        (method, _) => fields.required("quant_method", method)?,
+                        (None, _) => {
+                            refuse_mlx(&fields, section)?;
+                            fields.required("quant_method", None)?
+                        }
                     };
                     let ordered = own.and_then(|(own, _)| in_own_order(config.get(section)?, own));
                     let fields = ordered.as_ref().map_or(Ok(fields), |value| Fields::of(value, file, section))?;
@@ -134,6 +138,10 @@ impl Quantization {
                     return Ok(Some(Self::read(&nested.unwrap_or(fields), method, dtype)?));
                 }
             }
+            const OF_MLX: &str = "quantization";
+            if let Some(fields) = config.get(OF_MLX).and_then(|value| Fields::of(value, file, OF_MLX).ok()) {
+                refuse_mlx(&fields, OF_MLX)?;
+            }
         }
         let Some((value, file)) = own else { return Ok(None) };
         let fields = Fields::of(value, file, "")?;
@@ -143,6 +151,7 @@ impl Quantization {
             (None, Some(quantization)) => (quantization, "modelopt"),
             (None, None) if fields.mentions("w_bit") || fields.mentions("q_group_size") => (fields, "awq"),
             (None, None) if fields.mentions("bits") => (fields, "gptq"),
+            (None, None) if fields.mentions("quant_algo") => (fields, "modelopt"),
             (None, None) => {
                 return Err(fields.problem("quant_method", &format!("is missing; known: {}", Method::known())));
             }
@@ -252,6 +261,31 @@ impl Quantization {
         }
         Ok(())
     }
+}
+
+/// The method that a section says its weights are quantized by. Without a `quant_method`, `load_in_4bit` and
+/// `load_in_8bit` say bitsandbytes, as in transformers, and a `quant_algo` beside or inside `quantization` modelopt, as in
+/// vLLM.
+fn named_method<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>> {
+    if let Some(method) = fields.text("quant_method")? {
+        return Ok(Some(method));
+    }
+    for flag in ["load_in_4bit", "load_in_8bit"] {
+        if fields.flag(flag)? == Some(true) {
+            return Ok(Some("bitsandbytes"));
+        }
+    }
+    let nested = fields.get("quantization").and_then(|nested| nested.get("quant_algo"));
+    Ok(fields.get("quant_algo").or(nested).map(|_| "modelopt"))
+}
+
+/// Refuses what MLX writes of a model that it has quantized: `group_size` and `bits`, and no `quant_method`.
+fn refuse_mlx(fields: &Fields<'_>, section: &str) -> Result<()> {
+    let (Some(group_size), Some(bits)) = (fields.get("group_size"), fields.get("bits")) else { return Ok(()) };
+    let (group_size, bits) = (brief(group_size), brief(bits));
+    let what =
+        format!("a checkpoint that MLX has quantized (`{section}` has group_size {group_size} and bits {bits}),");
+    Err(Error::Unsupported { what, supported: format!("the model that it was made from, and {}", Method::known()) })
 }
 
 /// A config's section with GPTQModel's `dynamic`, of which the first entry that matches counts, in the order of its own

@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use crate::error::{Error, Result};
-use crate::json::{Fields, brief};
+use crate::json::Fields;
 
 use super::fields::MAX_SIZE;
 
@@ -356,15 +356,8 @@ impl RopeScaling {
         };
         let required = |name: &str| rope.required(name, rope.positive(name)?);
         match kind {
-            "default" => {
-                if let Some(section) = rope.get("mrope_section") {
-                    return Err(Error::Unsupported {
-                        what: format!("mrope_section {}", brief(section)),
-                        supported: SUPPORTED.to_owned(),
-                    });
-                }
-                Ok(RopeScaling::None)
-            }
+            // `mrope_section` divides a head among the axes of images. Positions of text are alike on all of them.
+            "default" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
             "dynamic" => {
                 let factor = required("factor")?;

@@ -142,7 +142,8 @@ fn what_is_not_implemented_is_refused_in_one_line_that_says_what_is() {
         (json!({"hidden_act": "swigluoai"}), "swigluoai", "silu"),
         (json!({"rope_scaling": {"type": "proportional", "factor": 2.0}}), "proportional", "dynamic"),
         (json!({"rope_parameters": {"rope_type": "axial"}}), "axial", "longrope"),
-        (json!({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}), "mrope_section", "yarn"),
+        (json!({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}), "mrope", "yarn"),
+        (json!({"rope_scaling": {"rope_type": "mrope", "mrope_section": [16, 24, 24]}}), "mrope", "yarn"),
         (json!({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}), "full_attention", "all layers"),
         (json!({"partial_rotary_factor": 0.5}), "0.5", "1"),
         (json!({"quantization_config": {"quant_method": "own", "bits": 4}}), "own", "gptq"),
@@ -153,6 +154,28 @@ fn what_is_not_implemented_is_refused_in_one_line_that_says_what_is() {
         assert!(line.contains(found) && line.contains("not supported") && line.contains(supported), "{line}");
     }
     assert!(with("qwen2", json!({"quantization_config": null})).is_ok());
+}
+
+#[test]
+fn sections_of_mrope_leave_text_as_it_is() {
+    // transformers 5.24 gives the logits of a config without them, and knows no `mrope` in models of text.
+    for model_type in ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2"] {
+        let rope = |changes| with(model_type, changes).expect("valid").as_decoder().expect("a decoder").ropes.clone();
+        let plain = rope(json!({}));
+        for section in [
+            json!({"rope_type": "default", "mrope_section": [2, 3, 3]}),
+            json!({"type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": true}),
+            json!({"rope_type": "default", "type": "mrope", "mrope_section": [2, 3, 3]}),
+            json!({"mrope_section": [2, 3, 3]}),
+        ] {
+            assert_eq!(rope(json!({"rope_scaling": section})), plain, "{model_type}: {section}");
+            assert_eq!(rope(json!({"rope_parameters": section})), plain, "{model_type}: {section}");
+        }
+    }
+    let rope = |section| with("qwen2", json!({"rope_scaling": section})).expect("valid");
+    let linear = json!({"rope_type": "linear", "factor": 2.0});
+    let sections = json!({"rope_type": "linear", "factor": 2.0, "mrope_section": [2, 3, 3]});
+    assert_eq!(rope(sections), rope(linear));
 }
 
 #[test]

@@ -98,7 +98,7 @@ static METHODS: [Method; 9] = [
         of_transposed: false,
     },
     Method {
-        names: &["bitsandbytes"],
+        names: &["bitsandbytes", "bitsandbytes_4bit"],
         only: Some("NF4"),
         format: "bitsandbytes",
         read: |fields, _| {

@@ -55,7 +55,7 @@ impl Fp8 {
     /// What modelopt's config says.
     pub fn read_modelopt(fields: &Fields<'_>) -> Result<Self> {
         let algo = fields.required("quant_algo", fields.text("quant_algo")?)?;
-        match algo {
+        match algo.to_ascii_uppercase().as_str() {
             "FP8" => Ok(Self { scales: Some(ScaleOf::Tensor) }),
             "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Self { scales: Some(ScaleOf::Channel) }),
             _ => Err(unsupported(fields, "quant_algo", algo, "FP8, FP8_PER_CHANNEL_PER_TOKEN")),

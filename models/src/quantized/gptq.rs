@@ -5,11 +5,16 @@
 //! `i / group_size` without act-order, where it may be missing. `w[o, i] = scales[g, o] · (q[i, o] − z[g, o])` in the
 //! scales' dtype (GPTQModel's `TorchLinear.dequantize_weight`).
 //!
+//! Some tools leave a `g_idx` of zeros though there are several groups. ExLlamaV2 takes that for none (AutoGPTQ's and
+//! GPTQModel's `ext_make_q_matrix`), and Marlin and vLLM read none without `desc_act`: groups follow each other. So they
+//! do here, with a warning. The kernels of torch and Triton would give all inputs the scales of the first group.
+//!
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
 //! point to the next where one is 0, so that it must be added to whole words again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
 use sinew_tensor::DType;
@@ -26,7 +31,7 @@ use crate::json::{Fields, brief};
 use crate::tensors::Tensors;
 
 /// How all modules are quantized, but for those that `dynamic` names.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Gptq {
     scheme: Scheme,
     /// Whether zero points are stored less 1.
@@ -39,6 +44,7 @@ pub(super) struct Gptq {
     of_head: Option<&'static str>,
     /// Ends of the names of modules that are quantized; none where all are that layers have.
     of_blocks: Vec<String>,
+    warned_of_blank: AtomicBool,
 }
 
 /// What has [`Gptq::of_blocks`].
@@ -121,7 +127,8 @@ impl Gptq {
             }
         }
         let (extra, of_blocks) = (BTreeMap::new(), of_blocks(fields)?);
-        Ok(Self { scheme, version_1, extra, dynamic, of_head, of_blocks })
+        let warned_of_blank = AtomicBool::new(false);
+        Ok(Self { scheme, version_1, extra, dynamic, of_head, of_blocks, warned_of_blank })
     }
 
     /// How modules are quantized of which nothing else is said.
@@ -147,6 +154,17 @@ impl Gptq {
             }
         }
         Ok(None)
+    }
+
+    /// Warns, once for a checkpoint, of a `g_idx` of zeros.
+    fn warn_of_blank(&self, probe: &Probe<'_>, groups: usize) {
+        if !self.warned_of_blank.swap(true, Ordering::Relaxed) {
+            let (name, module) = (probe.tensors.name(), probe.module.escape_debug());
+            tracing::warn!(
+                "{name}: `{module}.g_idx` is 0 for all inputs of {groups} groups, and maybe others are; groups are taken in \
+                 order, as ExLlamaV2 and Marlin take them"
+            );
+        }
     }
 
     /// The scheme of a module that has a `qweight`.
@@ -194,7 +212,10 @@ impl QuantizedFormat for Gptq {
         if let Some(index) = probe.find("g_idx") {
             probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
             let of_columns = probe.group_index(&index, k, groups.size, groups.count)?;
-            groups = groups.scattered(of_columns);
+            match of_columns.as_deref().is_some_and(|groups| groups.iter().all(|&group| group == 0)) {
+                true => self.warn_of_blank(&probe, groups.count),
+                false => groups = groups.scattered(of_columns),
+            }
             others.push(index.name);
         } else if act_order && groups.count > 1 {
             let module = name.escape_debug();

@@ -460,7 +460,12 @@ fn what_cannot_be_read_is_refused_by_its_field() {
             json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_type": "fp4" }),
             ["bnb_4bit_quant_type", "fp4", "nf4"],
         ),
-        (json!({ "load_in_4bit": true }), ["quant_method", "missing", ""]),
+        (json!({ "load_in_4bit": true, "bnb_4bit_quant_type": "fp4" }), ["bnb_4bit_quant_type", "fp4", "nf4"]),
+        (json!({ "load_in_8bit": true }), ["load_in_8bit", "true", "nf4"]),
+        (json!({ "load_in_4bit": false, "load_in_8bit": false }), ["quant_method", "missing", ""]),
+        (json!({ "load_in_4bit": "yes" }), ["load_in_4bit", "true or false", "yes"]),
+        (json!({ "group_size": 64, "bits": 4 }), ["MLX", "group_size 64", "made from"]),
+        (json!({ "group_size": 32, "bits": 8, "mode": "affine" }), ["MLX", "bits 8", "gptq"]),
         (json!({ "quant_method": "gptq", "bits": 3, "group_size": 128 }), ["bits", "3", "4, 8"]),
         (json!({ "quant_method": "gptq", "bits": 4 }), ["group_size", "missing", ""]),
         (json!({ "quant_method": "gptq", "bits": 4, "group_size": 0 }), ["group_size", "0", ""]),
@@ -714,6 +719,105 @@ fn states_of_nf4_that_lie_are_refused_by_their_names() {
     let mut tensors = of(state, false);
     tensors[2] = f32s("m.weight.quant_map", &[16], &[0.0; 16]);
     refused(&nf4, &tensors, &["other values than NF4"]);
+}
+
+#[test]
+fn bitsandbytes_is_named_by_its_flags() {
+    // transformers' `AutoQuantizationConfig.from_dict`.
+    for config in [
+        json!({ "load_in_4bit": true, "load_in_8bit": false, "bnb_4bit_quant_type": "nf4" }),
+        json!({ "load_in_4bit": true }),
+        json!({ "quant_method": "bitsandbytes_4bit", "bnb_4bit_quant_type": "nf4" }),
+    ] {
+        assert_eq!(quantization(config.clone()).expect("known").to_string(), "bitsandbytes, NF4", "{config}");
+    }
+}
+
+#[test]
+fn modelopt_is_named_by_its_algorithm_in_any_case() {
+    for config in [
+        json!({ "quant_method": "modelopt", "quant_algo": "fp8" }),
+        json!({ "quant_method": "ModelOpt", "quant_algo": "Fp8" }),
+        json!({ "quant_algo": "fp8", "kv_cache_quant_algo": null }),
+        json!({ "quant_method": "modelopt", "quant_algo": "fp8_per_channel_per_token" }),
+        json!({ "producer": { "name": "modelopt" }, "quantization": { "quant_algo": "fp8" } }),
+    ] {
+        assert_eq!(quantization(config.clone()).expect("known").to_string(), "FP8", "{config}");
+    }
+    for (own, file) in [
+        (json!({ "quantization": { "quant_algo": "fp8" } }), "hf_quant_config.json"),
+        (json!({ "quant_algo": "fp8" }), "hf_quant_config.json"),
+    ] {
+        let parsed = Quantization::parse(&json!({}), "config.json", Some((&own, file)));
+        assert_eq!(parsed.expect("known").expect("quantized").to_string(), "FP8", "{own}");
+    }
+}
+
+#[test]
+fn checkpoints_of_mlx_are_named() {
+    let of_mlx = json!({ "group_size": 64, "bits": 4, "mode": "affine", "lm_head": { "bits": 8, "group_size": 64 } });
+    for config in [
+        json!({ "quantization": of_mlx }),
+        json!({ "quantization": of_mlx, "quantization_config": of_mlx }),
+        json!({ "text_config": { "quantization": of_mlx } }),
+    ] {
+        let error = Quantization::parse(&config, "config.json", None).expect_err("refused").one_line();
+        assert!(error.contains("MLX") && error.contains("group_size 64"), "{error}");
+    }
+    // Others may have a field of this name.
+    for value in [json!("none"), json!({}), json!({ "bits": 4 }), json!(null)] {
+        let parsed = Quantization::parse(&json!({ "quantization": value }), "config.json", None);
+        assert!(parsed.expect("nothing is refused").is_none(), "{value}");
+    }
+    let known = json!({ "quantization": of_mlx, "quantization_config": { "quant_method": "mxfp4" } });
+    assert!(Quantization::parse(&known, "config.json", None).expect("known").is_some());
+}
+
+#[test]
+fn a_blank_group_index_leaves_groups_in_order() {
+    // ExLlamaV2's `ext_make_q_matrix` takes a `g_idx` of zeros for none.
+    let scales: Vec<f32> = (0..24).map(|i| 1.0 + i as f32).collect();
+    let tensors = |index: &[u32]| {
+        checkpoint(&[
+            i32s("m.qweight", &[12, 8], &[0x9999_9999; 96]),
+            i32s("m.qzeros", &[3, 1], &[0x7777_7777; 3]),
+            f16s("m.scales", &[3, 8], &scales),
+            i32s("m.g_idx", &[96], index),
+        ])
+    };
+    let expected: Vec<f32> = (0..8).flat_map(|row| (0..96).map(move |i| (i / 32 * 8 + row + 1) as f32)).collect();
+    for desc_act in [false, true] {
+        let config = json!({ "quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": desc_act });
+        let quantization = quantization(config).expect("known");
+        let blank = tensors(&[0; 96]);
+        let module = quantization.module(&blank, "m").expect("fits").expect("quantized");
+        assert_eq!(values(&module, &blank), expected, "{desc_act}");
+        assert!(matches!(module.encoding(), Encoding::Blocks(_)) && module.order().is_none());
+        assert!(module.tensors().any(|name| name == "m.g_idx"));
+        // One input of another group, and the rest is what the file says.
+        let mut almost = [0; 96];
+        almost[95] = 2;
+        let stored = tensors(&almost);
+        let module = quantization.module(&stored, "m").expect("fits").expect("quantized");
+        let found = values(&module, &stored);
+        assert_eq!((found[0], found[94], found[95]), (1.0, 1.0, 17.0), "{desc_act}");
+        for wrong in [3, u32::MAX, 1 << 30] {
+            almost[50] = wrong;
+            let error = quantization.module(&tensors(&almost), "m").expect_err("no such group").one_line();
+            assert!(error.contains("`m.g_idx` names group") && error.contains("of 3"), "{error}");
+        }
+    }
+    // One group has zeros by right.
+    let whole = checkpoint(&[
+        i32s("m.qweight", &[4, 8], &[0x9999_9999; 32]),
+        i32s("m.qzeros", &[1, 1], &[0x7777_7777]),
+        f16s("m.scales", &[1, 8], &scales[..8]),
+        i32s("m.g_idx", &[32], &[0; 32]),
+    ]);
+    for group in [32, -1] {
+        let module = gptq(4, group, "gptq").module(&whole, "m").expect("fits").expect("quantized");
+        assert!(values(&module, &whole).into_iter().eq((0..8).flat_map(|row| [(row + 1) as f32; 32])));
+    }
 }
 
 #[test]
