@@ -19,7 +19,7 @@ mod command;
 mod fixtures;
 
 use command::{command, refused, run, stdout};
-use fixtures::{copy, fixture_path};
+use fixtures::{copy, copy_with_transformer_in, fixture_path};
 
 const ENCODER: &str = "bert_hd20_f32_wordpiece";
 const DECODER: &str = "qwen3_embedding_no_prefix_gqa3_hd20_bf16";
@@ -65,6 +65,54 @@ fn sixty_four_texts_have_the_bits_of_each_alone() {
             assert_alone_as_in_a_batch(&folder, dtype);
         }
     }
+}
+
+#[test]
+fn a_transformer_in_a_folder_of_its_own_gives_the_same_bits() {
+    let texts = texts(6, 30);
+    for name in [ENCODER, DECODER] {
+        let expected = bits(&model(&fixture_path(name), None).embed(&texts).expect("the texts embed"));
+        for transformer in ["0_Transformer", "./0_Transformer/", "models/transformer"] {
+            let folder = copy_with_transformer_in(transformer, name);
+            let found = bits(&model(folder.path(), None).embed(&texts).expect("the texts embed"));
+            assert!(found == expected, "{name} in {transformer}");
+            for arguments in [&["inspect"][..], &["plan"], &["inspect", "--json"]] {
+                let path = folder.path().to_str().expect("UTF-8");
+                let shown = stdout(&run(command().args(arguments).arg(path), ""));
+                assert!(!shown.is_empty());
+            }
+        }
+    }
+    // Shards are found there as well.
+    let sharded = copy_with_transformer_in("0_Transformer", "bert_masked_lm_prefix_hd12_bf16_3shards");
+    assert!(!model(sharded.path(), None).hidden_states(&[1, 2, 3]).expect("the tokens run").is_empty());
+}
+
+#[test]
+fn a_transformer_outside_the_folder_is_refused() {
+    let outside = copy(ENCODER);
+    for path in ["../elsewhere", "/etc", "a/../../b", "..", "0_Transformer/../../x"] {
+        let folder = copy_with_transformer_in("0_Transformer", ENCODER);
+        let modules = format!(r#"[{{"type": "a.Transformer", "path": "{path}"}}, {{"type": "a.Pooling"}}]"#);
+        fs::write(folder.path().join("modules.json"), modules).expect("written");
+        for arguments in [&["embed", "a text", "--model"][..], &["inspect"], &["plan"]] {
+            let output = run(command().args(arguments).arg(folder.path()), "");
+            refused(&output, &["modules.json", "outside the model's folder"]);
+        }
+    }
+    #[cfg(unix)]
+    {
+        let folder = copy_with_transformer_in("0_Transformer", ENCODER);
+        fs::remove_dir_all(folder.path().join("0_Transformer")).expect("removed");
+        std::os::unix::fs::symlink(outside.path(), folder.path().join("0_Transformer")).expect("linked");
+        let output = run(command().args(["embed", "a text", "--model"]).arg(folder.path()), "");
+        refused(&output, &["0_Transformer", "outside the model's folder"]);
+    }
+    // A folder that is not there is what is missing.
+    let folder = copy_with_transformer_in("0_Transformer", ENCODER);
+    fs::rename(folder.path().join("0_Transformer"), folder.path().join("other")).expect("moved");
+    let output = run(command().args(["embed", "a text", "--model"]).arg(folder.path()), "");
+    refused(&output, &["0_Transformer", "config.json"]);
 }
 
 #[test]

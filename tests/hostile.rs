@@ -283,11 +283,6 @@ fn indices_that_lie() {
         changed("a path outside", &|index| index["weight_map"]["zz"] = outside.into(), &["outside the model's folder"]);
     }
     changed("a shard that is not there", &|index| index["weight_map"]["zz"] = "zz".into(), &["zz", "No such file"]);
-    changed(
-        "a tensor that is not there",
-        &|index| index["weight_map"]["zz"] = "model-00001-of-00003.safetensors".into(),
-        &["`zz`"],
-    );
     changed("the folder itself", &|index| index["weight_map"]["zz"] = ".".into(), &["not a regular file"]);
     changed("a number", &|index| index["weight_map"]["zz"] = 5.into(), &["integer `5`", INDEX]);
     changed("a list", &|index| index["weight_map"] = json!([1]), &["sequence", INDEX]);
@@ -312,6 +307,117 @@ fn indices_that_lie() {
         |folder| set_len(folder, "model-00002-of-00003.safetensors", 100),
         &["model-00002-of-00003.safetensors"],
     );
+}
+
+/// The index of a folder, changed.
+fn with_index(folder: &Path, change: impl FnOnce(&mut Value)) {
+    let text = fs::read_to_string(folder.join(INDEX)).expect("an index");
+    let mut index: Value = serde_json::from_str(&text).expect("valid JSON");
+    change(&mut index);
+    write(folder, INDEX, index.to_string());
+}
+
+/// Runs the command, which must succeed.
+fn answered(arguments: &[&str]) -> String {
+    let outcome = run(arguments, Stdio::null(), None);
+    assert_eq!(outcome.code, Some(0), "{arguments:?}: {}", outcome.stderr);
+    outcome.stdout
+}
+
+#[test]
+fn indices_may_name_tensors_that_nobody_needs() {
+    // transformers reads the shards and asks the index for nothing else.
+    let folder = copy(SHARDED_DECODER);
+    let path = folder.path().to_str().expect("the path is UTF-8");
+    let generate = ["generate", "--tokens", "1,2", "--max-new-tokens", "3", "--model", path];
+    let expected = answered(&generate);
+    let first = "model-00001-of-00003.safetensors";
+    with_index(folder.path(), |index| {
+        index["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = first.into()
+    });
+    assert_eq!(answered(&generate), expected);
+    answered(&["inspect", path]);
+    answered(&["plan", path]);
+    // Each tensor in another shard than the index says.
+    with_index(folder.path(), |index| {
+        let map = index["weight_map"].as_object_mut().expect("an object");
+        for shard in map.values_mut() {
+            *shard = match shard.as_str() {
+                Some("model-00001-of-00003.safetensors") => "model-00002-of-00003.safetensors",
+                Some("model-00002-of-00003.safetensors") => "model-00003-of-00003.safetensors",
+                _ => first,
+            }
+            .into();
+        }
+    });
+    assert_eq!(answered(&generate), expected);
+    // One that the model needs is not in the shard either.
+    let mut norm = String::new();
+    with_index(folder.path(), |index| {
+        norm = index["weight_map"]["model.norm.weight"].as_str().expect("a shard").to_owned();
+        index["weight_map"]["model.norm.bias"] = "model-00001-of-00003.safetensors".into();
+    });
+    for shard in 1..=3 {
+        let file = format!("model-0000{shard}-of-00003.safetensors");
+        let bytes = fs::read(folder.path().join(&file)).expect("a shard");
+        let renamed = bytes.windows(17).position(|window| window == b"model.norm.weight");
+        if let Some(at) = renamed {
+            let mut bytes = bytes;
+            bytes[at..at + 17].copy_from_slice(b"model.norm.weighs");
+            write(folder.path(), &file, bytes);
+        }
+    }
+    let words = [INDEX, "`model.norm.weight`", &norm, "no such tensor"];
+    refused_by("a tensor that is needed", folder.path(), &[&["inspect"], GENERATE, LOGITS], &words);
+}
+
+#[test]
+fn folders_of_other_formats_say_what_they_are() {
+    let with = |files: &[&str], config: bool| {
+        let folder = copy(DECODER);
+        fs::remove_file(folder.path().join(WEIGHTS)).expect("removed");
+        if !config {
+            fs::remove_file(folder.path().join("config.json")).expect("removed");
+        }
+        for file in files {
+            let path = folder.path().join(file);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+            fs::write(path, r#"{"base_model_name_or_path": "owner/base", "peft_type": "LORA"}"#).expect("written");
+        }
+        folder
+    };
+    for (files, words) in [
+        (&["adapter_config.json", "adapter_model.safetensors"][..], &["a LoRA adapter", "owner/base", "merge"][..]),
+        (&["model-q4_0.gguf"], &["model-q4_0.gguf", "GGUF"]),
+        (&["pytorch_model.bin"], &["pytorch_model.bin", "pickles of PyTorch", "save_pretrained"]),
+        (&["onnx/model.onnx"], &["onnx/model.onnx", "ONNX"]),
+    ] {
+        for config in [true, false] {
+            let folder = with(files, config);
+            let missing = if config { "has neither model.safetensors" } else { "has no config.json" };
+            refused_by(files[0], folder.path(), &[GENERATE], &[&[missing][..], words].concat());
+            // Its first question is for the weights.
+            refused_by(files[0], folder.path(), &[&["inspect"]], words);
+        }
+    }
+    let mlx = copy(DECODER);
+    with_field(mlx.path(), "quantization", &json!({ "group_size": 64, "bits": 4 }));
+    refused_by("MLX", mlx.path(), &[&["inspect"], GENERATE, LOGITS], &["MLX", "group_size 64", "bits 4"]);
+    let both = copy(ENCODER);
+    with_field(both.path(), "quantization_config", &json!({ "group_size": 64, "bits": 4 }));
+    refused_by("MLX", both.path(), &[&["inspect"], EMBED], &["MLX", "`quantization_config`"]);
+}
+
+#[test]
+fn tokenizers_of_other_kinds_are_named() {
+    const TEXT: &[&str] = &["generate", "--prompt", "a text", "--max-new-tokens", "1"];
+    for (name, commands) in [(DECODER, &[TEXT, &["chat"][..]][..]), (ENCODER, &[EMBED])] {
+        let folder = copy(name);
+        fs::remove_file(folder.path().join("tokenizer.json")).expect("removed");
+        write(folder.path(), "tokenizer.model", "x");
+        let words = ["no tokenizer.json", "tokenizer.model", "SentencePiece", "AutoTokenizer.from_pretrained"];
+        refused_by("SentencePiece", folder.path(), commands, &words);
+    }
 }
 
 #[test]
@@ -569,7 +675,7 @@ fn shards_whose_headers_are_long_together() {
     }
     write(folder.path(), INDEX, json!({ "weight_map": shards }).to_string());
     refused_by("many tensors", folder.path(), &[&["inspect"], GENERATE], &["2.safetensors", "after others"]);
-    // The first shard lacks what the index says of it, and the others are spared.
+    // A shard lacks what the index says of it, which is told before the size of the others.
     shards["0.0"] = "1.safetensors".into();
     write(folder.path(), INDEX, json!({ "weight_map": shards }).to_string());
     refused_by("a lie", folder.path(), &[&["inspect"], GENERATE], &["`0.0` is in 1.safetensors"]);

@@ -349,6 +349,66 @@ fn every_file_that_is_read_is_fetched_wherever_it_is() {
 
 /// As programs leave it that note nothing of files that they do not read.
 #[test]
+fn a_transformer_in_a_folder_of_its_own_is_fetched_from_there() {
+    for (fixture, shards) in [(EMBEDDING, 0), (SHARDED, 3)] {
+        let (server, cache) = (Server::of(fixture), cache());
+        server.behaves(|state| {
+            let modules = json!([
+                { "type": "sentence_transformers.models.Transformer", "path": "0_Transformer" },
+                { "type": "sentence_transformers.models.Pooling", "path": "1_Pooling" },
+            ]);
+            let of_all = ["modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"];
+            let files = std::mem::take(&mut state.files).into_iter();
+            state.files = files
+                .map(|(name, bytes)| match of_all.contains(&&*name) || !name.contains(['.']) || name.contains("..") {
+                    true => (name, bytes),
+                    false => (format!("0_Transformer/{name}"), bytes),
+                })
+                .collect();
+            state.files.insert("modules.json".to_owned(), modules.to_string().into_bytes());
+            state.files.insert("1_Pooling/config.json".to_owned(), br#"{"pooling_mode": "lasttoken"}"#.to_vec());
+        });
+        let hub = hub_of(&server, cache.path());
+        let path = locate(&hub, "owner/name").expect("fetched");
+        let fetched = Folder::new(&path);
+        let (local, inside) = (Folder::new(fixture_path(fixture)), path.join("0_Transformer"));
+        assert_eq!(fetched.config().expect("whole"), local.config().expect("whole"));
+        assert!(fetched.embedding().expect("whole").pooling.is_some());
+        assert_eq!(fetched.tokenizer().expect("whole").is_some(), local.tokenizer().expect("whole").is_some());
+        for load in [Load::Mmap, Load::Read] {
+            let bytes =
+                |folder: &Folder| folder.checkpoint(load).expect("links into the cache are followed").num_bytes();
+            assert_eq!(bytes(&fetched), bytes(&local));
+        }
+        let names = files_of(&inside);
+        assert_eq!(names.keys().filter(|name| name.contains("-of-")).count(), shards, "{:?}", names.keys());
+        let asked = server.asked();
+        assert!(!asked.iter().any(|target| target.contains(".bin") || target.contains(".py")), "{asked:?}");
+        // Nothing is asked of what is there.
+        for hub in [&hub, &Hub { offline: true, ..hub.clone() }] {
+            assert_eq!(locate(hub, "owner/name").expect("cached"), path);
+        }
+        assert_eq!(server.asked(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_revision_of_another_format_says_what_it_has() {
+    for (files, words) in [
+        (&["model-q4_0.gguf"][..], &["no config.json", "model-q4_0.gguf", "GGUF"][..]),
+        (&["adapter_config.json", "adapter_model.safetensors"], &["no config.json", "a LoRA adapter"]),
+        (&["config.json", "pytorch_model.bin"], &["neither model.safetensors", "pickles of PyTorch"]),
+    ] {
+        let (server, cache) = (Server::of(SINGLE), cache());
+        server.behaves(|state| {
+            let config = state.files["config.json"].clone();
+            state.files = files.iter().map(|name| ((*name).to_owned(), config.clone())).collect();
+        });
+        refusal(&hub_of(&server, cache.path()), "owner/name", words);
+    }
+}
+
+#[test]
 fn a_cache_that_others_filled_is_used_and_completed_where_the_hub_answers() {
     for fixture in [SINGLE, SHARDED, EMBEDDING] {
         let (server, cache) = (Server::of(fixture), cache());

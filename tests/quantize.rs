@@ -19,7 +19,9 @@ mod command;
 mod fixtures;
 
 use command::{command, refused, run, sinew, stdout};
-use fixtures::{Tensors, bits, copy, fixture, fixture_path, save, tensors, with_field, with_tensors};
+use fixtures::{
+    Tensors, bits, copy, copy_with_transformer_in, fixture, fixture_path, save, tensors, with_field, with_tensors,
+};
 
 const SHARDED: &str = "qwen2_gqa3_hd12_f16_untied_3shards";
 const TIED: &str = "llama3_rope_gqa3_hd20_bf16_tied_bpe";
@@ -627,6 +629,23 @@ fn what_is_of_other_weights_is_not_copied_nor_a_config_over_the_one_that_is_writ
     assert!(config(folder.path()).get("quantization_config").is_some());
     assert!(folder.path().join("1_Pooling/config.json").is_file());
     assert!(!names_in(folder.path()).iter().any(|name| name.ends_with(".index.json")));
+}
+
+#[test]
+fn a_transformer_in_a_folder_of_its_own_stays_there() {
+    for name in ["bert_hd20_f32_wordpiece", "bert_masked_lm_prefix_hd12_bf16_3shards"] {
+        let source = copy_with_transformer_in("0_Transformer", name);
+        let how = how(BlockValues::Int8, None, false, true);
+        let (folder, _) = written(source.path(), how);
+        let inside = folder.path().join("0_Transformer");
+        assert!(config(&inside).get("quantization_config").is_some());
+        assert!(!folder.path().join("config.json").exists() && folder.path().join("modules.json").is_file());
+        assert!(folder.path().join("1_Pooling/config.json").is_file());
+        let files = |folder: &Path| names_in(folder).iter().filter(|name| name.ends_with(".safetensors")).count();
+        assert_eq!(files(&inside), files(&source.path().join("0_Transformer")));
+        let same = copy(name);
+        assert_eq!(outputs(folder.path(), WeightOptions::default()), while_loading(same.path(), how), "{name}");
+    }
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! so that a layer asks the description and never the name of the model. The names are those of `config.json`.
 //! What is not implemented is refused here, before anything large is read.
 
+use std::io;
+
+use crate::contents;
 use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
 use crate::json::Fields;
@@ -43,7 +46,8 @@ impl ModelConfig {
                 "{path} is a file; a folder with config.json and safetensors is expected"
             )));
         }
-        let mut config = Self::from_json(&documents.text(FileName::Config)?)?;
+        let Some(text) = documents.text_if_present(FileName::Config)? else { return Err(no_config(documents)) };
+        let mut config = Self::from_json(&text)?;
         if let ModelConfig::Decoder(decoder) = &mut config
             && let Some(value) = documents.json_if_present(FileName::GenerationConfig)?
         {
@@ -117,6 +121,26 @@ impl ModelConfig {
         match self {
             ModelConfig::Decoder(config) => &config.model_type,
             ModelConfig::Encoder(config) => &config.model_type,
+        }
+    }
+}
+
+/// The error for a folder without `config.json`.
+fn no_config(documents: &Documents) -> Error {
+    let config = FileName::Config.as_str();
+    let folder = match documents.weights() {
+        Ok(folder) => folder,
+        Err(error) => return error,
+    };
+    match contents::instead_of_weights_in(&folder) {
+        Some(instead) => {
+            let problem = format!("has no {config}, only {instead}");
+            Error::Checkpoint { file: folder.display().to_string(), problem }
+        }
+        None => {
+            let path = folder.join(config);
+            let absent = std::fs::metadata(&path).err().unwrap_or_else(|| io::ErrorKind::NotFound.into());
+            Error::io("read", &path, absent)
         }
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::error::Result;
 use crate::files;
 use crate::json::{self, Fields};
+use crate::pooling;
 
 macro_rules! file_names {
     ($($file:ident = $name:literal,)*) => {
@@ -47,6 +48,13 @@ file_names! {
     SentenceTransformersConfig = "config_sentence_transformers.json",
 }
 
+impl FileName {
+    /// Whether sentence-transformers keeps the file in the model's folder where the transformer has one of its own.
+    fn is_of_all_modules(self) -> bool {
+        matches!(self, Self::Modules | Self::SentenceTransformersConfig)
+    }
+}
+
 /// The files of a model's folder, as whoever reads one takes them.
 #[derive(Debug)]
 pub(crate) struct Documents {
@@ -66,14 +74,42 @@ impl Documents {
         &self.path
     }
 
+    /// The name of the folder inside this one that has the weights and their config, tokenizer and other files, as some
+    /// models of sentence-transformers have it; empty where they are in this folder.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a `modules.json` that names a folder outside.
+    pub(crate) fn transformer(&self) -> Result<String> {
+        pooling::transformer_folder(self)
+    }
+
+    /// The folder of the weights: [`transformer`](Self::transformer).
+    pub(crate) fn weights(&self) -> Result<PathBuf> {
+        let folder = self.transformer()?;
+        // Joined with nothing, the path of a single file would end with a separator.
+        Ok(if folder.is_empty() { self.path.clone() } else { self.path.join(folder) })
+    }
+
+    /// The name of a file in the model's folder, `/` between the parts.
+    ///
+    /// # Errors
+    /// Those of [`transformer`](Self::transformer).
+    pub(crate) fn name_of(&self, file: FileName) -> Result<String> {
+        let folder = if file.is_of_all_modules() { String::new() } else { self.transformer()? };
+        Ok(if folder.is_empty() { file.as_str().to_owned() } else { format!("{folder}/{}", file.as_str()) })
+    }
+
     /// Where a file is, or would be.
-    pub(crate) fn path_of(&self, file: FileName) -> PathBuf {
-        self.path.join(file.as_str())
+    ///
+    /// # Errors
+    /// Those of [`transformer`](Self::transformer).
+    pub(crate) fn path_of(&self, file: FileName) -> Result<PathBuf> {
+        Ok(self.path.join(self.name_of(file)?))
     }
 
     /// The text of a file, which must be there.
     pub(crate) fn text(&self, file: FileName) -> Result<String> {
-        let path = self.path_of(file);
+        let path = self.path_of(file)?;
         match file {
             FileName::Tokenizer => files::read_long(&path),
             _ => files::read_text(&path),

@@ -39,6 +39,8 @@ pub struct EmbeddingModel {
     ctx: Arc<Context>,
     backbone: Backbone,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// The reason why there is none.
+    no_tokenizer: Option<String>,
     config: EmbeddingConfig,
     pooling: Pooling,
     max_tokens: usize,
@@ -89,7 +91,8 @@ impl EmbeddingModel {
         let precision = Precision { kept, ..precision };
         let mut loader = Loader::new(ctx.clone(), &checkpoint, precision, plan.activations, progress);
         let backbone = Backbone::load(&mut loader, model)?;
-        Ok(Self { ctx, backbone, tokenizer, config, pooling, max_tokens })
+        let no_tokenizer = tokenizer.is_none().then(|| folder.no_tokenizer());
+        Ok(Self { ctx, backbone, tokenizer, no_tokenizer, config, pooling, max_tokens })
     }
 
     /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
@@ -211,10 +214,10 @@ impl EmbeddingModel {
     }
 
     fn encode(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>> {
-        let tokenizer = self
-            .tokenizer
-            .as_ref()
-            .ok_or_else(|| Error::Input("the model has no tokenizer.json, which embedding texts needs".to_owned()))?;
+        let tokenizer = self.tokenizer.as_ref().ok_or_else(|| {
+            let reason = self.no_tokenizer.as_deref().unwrap_or("the model has no tokenizer.json");
+            Error::Input(format!("{reason}; embedding texts needs one"))
+        })?;
         tokenizer.encode_within(text, max_tokens)
     }
 

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::Checkpoint;
 use crate::documents::{Documents, FileName, once};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pooling::EmbeddingConfig;
 use crate::quantized::Quantization;
 use crate::tensors::{Load, Tensors};
 use crate::tokenizer::TextLimits;
-use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer};
+use crate::{ChatTemplate, GenerationConfig, ModelConfig, Tokenizer, contents, files};
 
 /// The folder of a model.
 ///
@@ -101,6 +101,22 @@ impl Folder {
         once(&self.tokenizer, || Ok(Tokenizer::read(&self.documents)?.map(Arc::new))).cloned()
     }
 
+    /// The [`tokenizer`](Self::tokenizer), for callers that need one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`](crate::Error::Input) where there is no `tokenizer.json`, with the tokenizer of another kind that the
+    /// folder has, and those of [`tokenizer`](Self::tokenizer).
+    pub fn required_tokenizer(&self) -> Result<Arc<Tokenizer>> {
+        self.tokenizer()?.ok_or_else(|| Error::Input(self.no_tokenizer()))
+    }
+
+    /// The message for a folder without `tokenizer.json`.
+    pub(crate) fn no_tokenizer(&self) -> String {
+        let folder = self.documents.weights().unwrap_or_else(|_| self.path().to_owned());
+        format!("{} {}", folder.display(), contents::no_tokenizer(&folder))
+    }
+
     /// The chat template in `chat_template.jinja`, else that in `tokenizer_config.json`, with the special tokens of
     /// `tokenizer_config.json` and `special_tokens_map.json`; `None` where there is no template.
     ///
@@ -148,7 +164,11 @@ impl Folder {
     ///
     /// Those of [`Tensors::open`].
     pub fn checkpoint(&self, load: Load) -> Result<Checkpoint> {
-        Ok(Checkpoint::new(Tensors::open(self.path(), load)?, self.quantization()?))
+        let (root, weights) = (self.path(), self.documents.weights()?);
+        if weights.is_dir() {
+            files::real_path_inside(root, &weights)?;
+        }
+        Ok(Checkpoint::new(Tensors::open_inside(root, &weights, load)?, self.quantization()?))
     }
 
     /// How the checkpoint is quantized, by `config.json` or the file of a tool's own; `None` where it is not.
@@ -180,7 +200,7 @@ mod tests {
     fn a_file_is_read_once_and_an_error_is_no_answer() {
         let files = folder_of(&[]);
         let folder = Folder::new(files.path());
-        let path = folder.documents.path_of(FileName::GenerationConfig);
+        let path = folder.documents.path_of(FileName::GenerationConfig).expect("inside");
         std::fs::write(&path, "{").expect("written");
         assert!(folder.generation_config().is_err());
         std::fs::write(&path, r#"{"max_new_tokens": 3}"#).expect("written");
@@ -202,7 +222,7 @@ mod tests {
         let ends =
             |folder: &Folder| folder.config().expect("valid").as_decoder().expect("a decoder").eos_token_ids.clone();
         assert!(ends(&folder).contains(&42));
-        let path = folder.documents.path_of(FileName::GenerationConfig);
+        let path = folder.documents.path_of(FileName::GenerationConfig).expect("inside");
         std::fs::remove_file(&path).expect("it was there");
         assert_eq!(folder.generation_config().expect("known").top_k, Some(7));
 

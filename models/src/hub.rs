@@ -5,7 +5,6 @@
 //! happened on the hub since; `@{commit}` asks for another one. Other programs read and keep fewer small files than are
 //! read here: those are asked for once, and done without where the hub does not answer.
 
-use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
@@ -24,6 +23,8 @@ mod fetch;
 
 /// The only small file that every model has.
 const CONFIG: &str = FileName::Config.as_str();
+/// The small file that names the folders of others.
+const MODULES: &str = FileName::Modules.as_str();
 
 /// Variables of the environment, by what they say; of several for one thing the first that is set counts. A folder may
 /// begin with `~`, which is `HOME`.
@@ -263,25 +264,31 @@ impl Snapshot {
     /// Whether the config and all weights are there. A file under its name has come to its end: until then it has
     /// another one.
     fn is_loadable(&self) -> bool {
-        let there = |name: &str| self.folder.join(name).is_file();
-        there(CONFIG) && (there(SINGLE) || self.shards().is_ok_and(|shards| shards.iter().all(|shard| there(shard))))
+        let Ok(weights) = self.documents().weights() else { return false };
+        let there = |name: &str| weights.join(name).is_file();
+        let has_shards =
+            || tensors::shards_of_index(&weights).is_ok_and(|shards| shards.iter().all(|shard| there(shard)));
+        there(CONFIG) && (there(SINGLE) || has_shards())
     }
 
     /// Whether of every small file that is read it is known whether there is one.
     fn is_complete(&self) -> bool {
         let known = |name: &str| self.folder.join(name).is_file() || self.missing.join(name).exists();
-        let mut names = FileName::ALL.iter();
-        names.all(|name| known(name.as_str()))
-            && self.pooling_configs().is_ok_and(|names| names.iter().all(|name| known(name)))
+        known(MODULES) && self.small_files().is_ok_and(|names| names.iter().all(|name| known(name)))
     }
 
-    /// Small files that another one names.
-    fn pooling_configs(&self) -> Result<Vec<String>> {
-        pooling::config_files(&Documents::new(&self.folder))
+    /// The names of all small files that are read, once `modules.json` is there: some lie in folders that it names.
+    fn small_files(&self) -> Result<Vec<String>> {
+        let documents = self.documents();
+        let mut names = pooling::config_files(&documents)?;
+        for file in FileName::ALL {
+            names.push(documents.name_of(*file)?);
+        }
+        Ok(names)
     }
 
-    fn shards(&self) -> Result<BTreeSet<String>> {
-        tensors::shards_of_index(&self.folder)
+    fn documents(&self) -> Documents {
+        Documents::new(&self.folder)
     }
 }
 

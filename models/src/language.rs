@@ -52,6 +52,8 @@ use crate::{DecoderConfig, Error, Folder, Result};
 pub struct LanguageModel {
     pub(crate) steps: Steps,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// The reason why there is none, where the model's folder is known.
+    no_tokenizer: Option<String>,
     /// The tokens of a greedy step.
     next: Vec<u32>,
 }
@@ -77,7 +79,9 @@ impl LanguageModel {
     ) -> Result<Self> {
         let config = folder.config()?.as_decoder()?;
         let checkpoint = folder.checkpoint(options.weights.load)?;
-        Self::build(ctx, config, &checkpoint, || folder.tokenizer(), options, progress)
+        let model = Self::build(ctx, config, &checkpoint, || folder.tokenizer(), options, progress)?;
+        let no_tokenizer = model.tokenizer.is_none().then(|| folder.no_tokenizer());
+        Ok(Self { no_tokenizer, ..model })
     }
 
     /// A model from a config, a checkpoint and a tokenizer that are in memory.
@@ -121,7 +125,12 @@ impl LanguageModel {
         let logits = Logits::new(&ctx, config.vocab_size, limits.max_wanted(), limits.max_sequences)?;
         let next = Vec::with_capacity(limits.max_wanted());
         let prefill_chunk = options.prefill_chunk.min(limits.context);
-        Ok(Self { steps: Steps::new(Runner::new(ctx, decoder, cache), logits, prefill_chunk), tokenizer, next })
+        Ok(Self {
+            steps: Steps::new(Runner::new(ctx, decoder, cache), logits, prefill_chunk),
+            tokenizer,
+            no_tokenizer: None,
+            next,
+        })
     }
 
     /// What a model would take on a context's device. The tensors are checked that loading would read, by what the
@@ -160,9 +169,10 @@ impl LanguageModel {
     /// # Errors
     /// The model came without one.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
-        self.tokenizer
-            .as_deref()
-            .ok_or_else(|| Error::Input("the model has no tokenizer.json; give token ids instead of text".to_owned()))
+        self.tokenizer.as_deref().ok_or_else(|| {
+            let reason = self.no_tokenizer.as_deref().unwrap_or("the model has no tokenizer.json");
+            Error::Input(format!("{reason}; give token ids instead of text"))
+        })
     }
 
     /// The tokens of a prompt, special ones as the tokenizer adds them.

@@ -29,7 +29,8 @@
 //!
 //! Behind these, for nobody else: `steps` of a decoder (prompts in chunks, a token of each sequence), `answering` (from a token to
 //! an event), `activations` and `limits` of steps, `load_options` of what generates, `passes` of what embeds, `documents`
-//! (the files beside the weights, of which `files` reads the bytes and `json` the fields), `nearest` names.
+//! (the files beside the weights, of which `files` reads the bytes and `json` the fields), `contents` (files that are not
+//! read), `nearest` names.
 
 pub mod architectures;
 pub mod cache;
@@ -61,6 +62,7 @@ pub mod tokenizer;
 
 mod activations;
 mod answering;
+mod contents;
 mod documents;
 mod files;
 mod json;

@@ -128,7 +128,7 @@ impl EmbeddingConfig {
         let classes = modules.iter().take(ALL.len() + 1).map(Module::class).collect::<Result<Vec<_>>>()?;
         for (module, class) in modules.iter().zip(&classes) {
             match class {
-                Class::Transformer => module.check_in_root()?,
+                Class::Transformer => {}
                 Class::Pooling => self.read_pooling(documents, &module.config())?,
                 Class::Normalize => module.check_normalize(documents)?,
             }
@@ -296,17 +296,6 @@ impl<'a> Module<'a> {
         Path::new(self.path.unwrap_or_default()).components().all(|part| part == Component::CurDir)
     }
 
-    /// Refuses a model in a folder of its own: the files that are read are those beside `modules.json`.
-    fn check_in_root(&self) -> Result<()> {
-        match self.is_in_root() {
-            true => Ok(()),
-            false => Err(Error::Unsupported {
-                what: format!("a model in the folder {} of {MODULES}", brief(&json!(self.path))),
-                supported: format!("models beside {MODULES}"),
-            }),
-        }
-    }
-
     /// Refuses to scale anything but the vector of a text.
     fn check_normalize(&self, documents: &Documents) -> Result<()> {
         if self.is_in_root() {
@@ -371,6 +360,19 @@ pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
         files::join_inside(documents.path(), config, MODULES)?;
     }
     Ok(configs)
+}
+
+/// The folder of the `Transformer` that `modules.json` names, `/` between its parts; empty for the model's own folder. A
+/// `modules.json` that says nothing of use names none: whoever needs it is told.
+pub(crate) fn transformer_folder(documents: &Documents) -> Result<String> {
+    let modules = Module::all(documents).ok().flatten().unwrap_or_default();
+    let transformer = modules.iter().find(|module| matches!(module.class(), Ok(Class::Transformer)));
+    let Some(path) = transformer.and_then(|module| module.path).filter(|path| !path.is_empty()) else {
+        return Ok(String::new());
+    };
+    files::join_inside(documents.path(), path, MODULES)?;
+    let parts: Vec<&str> = path.split('/').filter(|part| !["", "."].contains(part)).collect();
+    Ok(parts.join("/"))
 }
 
 #[cfg(test)]

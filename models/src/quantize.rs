@@ -24,7 +24,7 @@ mod unfinished;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sinew_ops::Context;
@@ -114,13 +114,14 @@ pub fn quantize(
     check_readable(&checkpoint, &files, config.len(), index.as_ref().map_or(0, Vec::len))?;
 
     let unfinished = Unfinished::create(output)?;
-    unfinished.write(FileName::Config.as_str(), config.as_bytes())?;
+    let inside = PathBuf::from(folder.documents().transformer()?);
+    unfinished.write(&inside.join(FileName::Config.as_str()), config.as_bytes())?;
     let mut job = Job::new(ctx, &checkpoint, &scheme, progress)?;
     for file in &files {
-        job.write(&unfinished.path_of(&file.name), file)?;
+        job.write(&unfinished.path_of(inside.join(&file.name)), file)?;
     }
     if let Some(index) = index {
-        unfinished.write(INDEX, &index)?;
+        unfinished.write(&inside.join(INDEX), &index)?;
     }
     others.iter().try_for_each(|(from, name)| unfinished.copy(from, name))?;
     unfinished.complete()?;

@@ -19,9 +19,9 @@ pub(crate) use self::index::{INDEX, MAX_INDEX_BYTES, shards_of_index};
 use self::index::{read_index, weight_map};
 pub(crate) use self::shard::MAX_HEADERS_BYTES;
 use self::shard::Shard;
-use crate::error::{Error, Result};
-use crate::files;
+use crate::error::{Error, Result, count_of};
 use crate::nearest::nearest;
+use crate::{contents, files};
 
 pub(crate) mod floats;
 mod index;
@@ -100,6 +100,23 @@ pub struct Tensors {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
+    /// Tensors that an index names and no shard has, with the error for a model that needs one.
+    absent: BTreeMap<String, Absent>,
+}
+
+/// The entry of an index for a tensor that its shard lacks.
+#[derive(Debug)]
+struct Absent {
+    index: String,
+    shard: String,
+}
+
+impl Absent {
+    fn error(&self, tensor: &str) -> Error {
+        let (tensor, shard) = (tensor.escape_debug(), self.shard.escape_debug());
+        let problem = format!("says that `{tensor}` is in {shard}, which has no such tensor");
+        Error::Checkpoint { file: self.index.clone(), problem }
+    }
 }
 
 #[derive(Debug)]
@@ -116,13 +133,19 @@ impl Tensors {
     /// Opens those in `folder`: `model.safetensors`, or else the shards that
     /// `model.safetensors.index.json` names. The path of a single `.safetensors` file will do as well.
     ///
+    /// The headers of the shards decide which tensors there are, as in transformers: the index may leave tensors out, and
+    /// may name some that no shard has. Asking for one of those is an error that names the shard.
+    ///
     /// # Errors
     ///
     /// [`Error::Io`] for a file that cannot be read, [`Error::Header`] for one that is truncated or damaged, and
-    /// [`Error::Checkpoint`] for a folder without either file, a shard outside the folder, a tensor in two shards,
-    /// or one that its shard lacks.
+    /// [`Error::Checkpoint`] for a folder without either file, a shard outside the folder, or a tensor in two shards.
     pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::open_inside(folder.as_ref(), folder.as_ref(), load)
+    }
+
+    /// [`open`](Self::open) for a folder inside the `root` of a model. Links may lead to other places in `root`.
+    pub(crate) fn open_inside(root: &Path, folder: &Path, load: Load) -> Result<Self> {
         let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
         let mut tensors = Self::empty(folder.display().to_string());
         let mut budget = MAX_HEADERS_BYTES;
@@ -133,9 +156,9 @@ impl Tensors {
         let single = folder.join(SINGLE);
         let index = folder.join(INDEX);
         if single.exists() {
-            tensors.add(Shard::open(files::real_path_inside(folder, &single)?, load)?, &mut budget)?;
+            tensors.add(Shard::open(files::real_path_inside(root, &single)?, load)?, &mut budget)?;
         } else if let Some(text) = files::if_present(read_index(&index))? {
-            tensors.add_index(folder, &index, &text, load, &mut budget)?;
+            tensors.add_index(root, &index, &text, load, &mut budget)?;
         } else {
             return Err(nothing_to_load(folder));
         }
@@ -279,11 +302,12 @@ impl Tensors {
     }
 
     fn empty(origin: String) -> Self {
-        Self { origin, shards: Vec::new(), tensors: BTreeMap::new() }
+        Self { origin, shards: Vec::new(), tensors: BTreeMap::new(), absent: BTreeMap::new() }
     }
 
-    fn add_index(&mut self, folder: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {
+    fn add_index(&mut self, root: &Path, index: &Path, text: &str, load: Load, budget: &mut u64) -> Result<()> {
         let file = index.display().to_string();
+        let folder = index.parent().unwrap_or(root);
         let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (tensor, shard) in weight_map(text, &file)? {
             expected.entry(shard).or_default().push(tensor);
@@ -294,17 +318,26 @@ impl Tensors {
         }
         for (name, tensors) in expected {
             let path = files::join_inside(folder, &name, &file)?;
-            let shard = self.shards.len();
-            self.add(Shard::open(files::real_path_inside(folder, &path)?, load)?, budget)?;
-            // At once: a first lie spares the files that follow.
-            let is_there = |tensor: &&String| self.tensors.get(*tensor).is_some_and(|entry| entry.shard == shard);
-            if let Some(tensor) = tensors.iter().find(|tensor| !is_there(tensor)) {
-                let (tensor, name) = (tensor.escape_debug(), name.escape_debug());
-                return Err(Error::Checkpoint {
-                    file,
-                    problem: format!("says that `{tensor}` is in {name}, which has no such tensor"),
-                });
+            let shard = Shard::open(files::real_path_inside(root, &path)?, load)?;
+            if let Err(error) = self.add(shard, budget) {
+                // Shards of another checkpoint explain what is wrong with the rest.
+                return Err(self.absent.iter().next().map_or(error, |(tensor, absent)| absent.error(tensor)));
             }
+            let shard = self.shards.len() - 1;
+            for tensor in tensors {
+                if self.tensors.get(&tensor).is_none_or(|entry| entry.shard != shard) {
+                    self.absent.insert(tensor, Absent { index: file.clone(), shard: name.clone() });
+                }
+            }
+        }
+        self.absent.retain(|tensor, _| !self.tensors.contains_key(tensor));
+        let names: Vec<&String> = self.absent.keys().collect();
+        if !names.is_empty() {
+            tracing::warn!(
+                "{file} names {} that no shard has: {}",
+                count_of(names.len(), "tensor"),
+                first_names(&names)
+            );
         }
         Ok(())
     }
@@ -361,31 +394,21 @@ impl Tensors {
         Error::Checkpoint { file: self.origin.clone(), problem }
     }
 
-    /// One that says that there is no tensor called `name`, with the nearest names.
+    /// An error for a tensor called `name` that is not there: the index's claim of it, or the nearest names.
     pub(crate) fn missing(&self, name: &str) -> Error {
+        if let Some(absent) = self.absent.get(name) {
+            return absent.error(name);
+        }
         let nearest = nearest(name, self.tensors.keys());
         Error::MissingTensor { name: name.to_owned(), file: self.origin.clone(), nearest }
     }
 }
 
 fn nothing_to_load(folder: &Path) -> Error {
-    let others: Vec<String> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| [".bin", ".pt", ".pth", ".gguf", ".safetensors"].iter().any(|ending| name.ends_with(ending)))
-        .collect();
-    Error::Checkpoint {
-        file: folder.display().to_string(),
-        problem: match others.is_empty() {
-            true => format!("has neither {SINGLE} nor {INDEX}"),
-            false => format!(
-                "has neither {SINGLE} nor {INDEX}, only {}; safetensors files under those names are read",
-                first_names(&others)
-            ),
-        },
-    }
+    let instead =
+        contents::instead_of_weights_in(folder).map_or_else(String::new, |instead| format!(", only {instead}"));
+    let problem = format!("has neither {SINGLE} nor {INDEX}{instead}");
+    Error::Checkpoint { file: folder.display().to_string(), problem }
 }
 
 #[cfg(test)]

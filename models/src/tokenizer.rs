@@ -57,7 +57,7 @@ impl Tokenizer {
         let Some(text) = documents.text_if_present(FileName::Tokenizer)? else { return Ok(None) };
         // The configs are small, so that an error in one of them is found first.
         let declared = Declared::read(documents)?;
-        let file = documents.path_of(FileName::Tokenizer).display().to_string();
+        let file = documents.path_of(FileName::Tokenizer)?.display().to_string();
         Self::parse(text.as_bytes(), &file, &declared).map(Some)
     }
 

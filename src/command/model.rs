@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use sinew::models::{Checkpoint, Folder, LanguageModel, LoadOptions, Tokenizer};
+use sinew::models::{Checkpoint, Error, Folder, LanguageModel, LoadOptions, Tokenizer};
 use sinew::ops::Context;
 
 use super::arguments::{WEIGHTS, of_settings};
@@ -49,9 +49,9 @@ impl Model {
 
     /// The model's own tokenizer, for commands that need it before the model.
     pub fn tokenizer(&self, run: &Run) -> Outcome<Arc<Tokenizer>> {
-        match self.folder(run)?.tokenizer()? {
-            Some(tokenizer) => Ok(tokenizer),
-            None => Err(format!("{} has no tokenizer.json; give --tokens instead", self.name.display()).into()),
+        match self.folder(run)?.required_tokenizer() {
+            Err(error @ Error::Input(_)) => Err(format!("{error}; or give --tokens instead of text").into()),
+            tokenizer => Ok(tokenizer?),
         }
     }
 

@@ -33,6 +33,38 @@ pub fn copy_of(folder: &Path) -> TempDir {
     copy
 }
 
+/// A copy of an embedding model with its transformer in a folder of its own, as sentence-transformers may keep it. One
+/// without `modules.json` gets one, and averages tokens.
+pub fn copy_with_transformer_in(transformer: &str, name: &str) -> TempDir {
+    let (source, folder) = (copy(name), tempfile::tempdir().expect("a folder"));
+    let (root, inside) = (folder.path(), folder.path().join(transformer));
+    fs::create_dir_all(&inside).expect("created");
+    copy_files(source.path(), &inside);
+    let pooling = root.join("1_Pooling");
+    fs::create_dir(&pooling).expect("created");
+    let module = |class: &str, path: &str| {
+        let class = format!("sentence_transformers.models.{class}");
+        serde_json::json!({ "type": class, "path": path })
+    };
+    let normalize = module("Normalize", "2_Normalize");
+    let mut modules = serde_json::json!([module("Transformer", ""), module("Pooling", "1_Pooling"), normalize]);
+    if let Ok(text) = fs::read_to_string(inside.join("modules.json")) {
+        modules = serde_json::from_str(&text).expect("JSON");
+        fs::rename(inside.join("1_Pooling/config.json"), pooling.join("config.json")).expect("moved");
+        fs::remove_file(inside.join("modules.json")).expect("removed");
+        fs::remove_dir(inside.join("1_Pooling")).expect("empty");
+    } else {
+        fs::write(pooling.join("config.json"), r#"{"pooling_mode": "mean"}"#).expect("written");
+    }
+    modules[0]["path"] = transformer.into();
+    fs::write(root.join("modules.json"), modules.to_string()).expect("written");
+    let prompts = "config_sentence_transformers.json";
+    if inside.join(prompts).is_file() {
+        fs::rename(inside.join(prompts), root.join(prompts)).expect("moved");
+    }
+    folder
+}
+
 fn copy_files(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).expect("the fixture is there") {
         let entry = entry.expect("the fixture is there");

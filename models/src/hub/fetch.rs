@@ -13,10 +13,11 @@ use sinew_memory::Unfinished;
 use ureq::http::{Response, StatusCode};
 
 use super::download::{Blob, CONNECT, Download, SILENCE};
-use super::{CONFIG, Hub, Id, Progress, Repository, SINGLE, Snapshot, is_hash, variables};
+use super::{Hub, Id, MODULES, Progress, Repository, SINGLE, Snapshot, is_hash, variables};
+use crate::contents;
 use crate::documents::FileName;
 use crate::error::{Error, Result, one_line};
-use crate::tensors::INDEX;
+use crate::tensors::{self, INDEX};
 
 /// Of what a revision holds. Repositories with tens of thousands of files exist.
 const MAX_LISTING_BYTES: u64 = 16 << 20;
@@ -44,6 +45,12 @@ struct Lfs {
 }
 
 impl Listing {
+    /// What the revision has in place of a checkpoint that is read, as the end of a message.
+    fn instead(&self) -> String {
+        let names: Vec<&str> = self.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
+        contents::instead_of_weights(&names).map_or_else(String::new, |instead| format!(", only {instead}"))
+    }
+
     fn blob(&self, name: &str) -> Result<Option<Blob<'_>>> {
         let Some(sibling) = self.siblings.iter().find(|sibling| sibling.rfilename == name) else {
             return Ok(None);
@@ -69,14 +76,15 @@ impl Hub {
             blobs: repository.folder.join("blobs"),
             snapshot: repository.snapshot(&listing.sha),
         };
-        if listing.blob(CONFIG)?.is_none() {
-            return Err(Error::Hub(format!("{id} on the hub has no {CONFIG}")));
+        if let Some(modules) = listing.blob(MODULES)? {
+            transfer.file(&modules)?;
+        }
+        let config = transfer.snapshot.documents().name_of(FileName::Config)?;
+        if listing.blob(&config)?.is_none() {
+            return Err(Error::Hub(format!("{id} on the hub has no {config}{}", listing.instead())));
         }
         // Nothing but these and the weights is ever fetched: no pickles, no code.
-        for name in FileName::ALL {
-            transfer.file_if_there(&listing, name.as_str())?;
-        }
-        for name in transfer.snapshot.pooling_configs()? {
+        for name in transfer.snapshot.small_files()? {
             transfer.file_if_there(&listing, &name)?;
         }
         if !transfer.snapshot.is_loadable() {
@@ -161,16 +169,18 @@ impl Transfer<'_> {
 
     /// Brings all weights into the snapshot.
     fn weights(&mut self, listing: &Listing, id: &Id<'_>) -> Result<()> {
-        if let Some(blob) = listing.blob(SINGLE)? {
+        let folder = self.snapshot.documents().transformer()?;
+        let inside = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
+        if let Some(blob) = listing.blob(&inside(SINGLE))? {
             return self.file(&blob);
         }
-        let Some(index) = listing.blob(INDEX)? else {
-            return Err(Error::Hub(format!(
-                "{id} on the hub has neither {SINGLE} nor {INDEX}; no other format is read"
-            )));
+        let Some(index) = listing.blob(&inside(INDEX))? else {
+            let instead = listing.instead();
+            return Err(Error::Hub(format!("{id} on the hub has neither {SINGLE} nor {INDEX}{instead}")));
         };
         self.file(&index)?;
-        for shard in self.snapshot.shards()? {
+        for shard in tensors::shards_of_index(&self.snapshot.documents().weights()?)? {
+            let shard = inside(&shard);
             let Some(blob) = listing.blob(&shard)? else {
                 return Err(Error::Hub(format!("{id} on the hub has no {shard}, which its {INDEX} names")));
             };

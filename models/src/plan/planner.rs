@@ -110,7 +110,8 @@ impl<'a> Planner<'a> {
     /// Files that are missing or damaged, or an architecture that is not supported.
     pub fn new(ctx: &'a Context, folder: &'a Folder, load: Load) -> Result<Self> {
         let purpose = Purpose::of(folder)?;
-        let tokenizer = std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)).map_or(0, |file| file.len());
+        let tokenizer =
+            std::fs::metadata(folder.documents().path_of(FileName::Tokenizer)?).map_or(0, |file| file.len());
         Ok(Self { ctx, purpose, checkpoint: MaybeOwned::Own(folder.checkpoint(load)?), tokenizer })
     }
 

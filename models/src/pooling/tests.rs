@@ -97,8 +97,7 @@ fn classes_of_other_code_are_refused_by_name() {
     }
     let mut modules = modules();
     modules[0]["path"] = json!("0_Transformer");
-    let line = read(modules, pooled.clone()).expect_err("elsewhere").one_line();
-    assert!(line.contains("a model in the folder \"0_Transformer\""), "{line}");
+    assert!(read(modules, pooled.clone()).is_ok(), "a transformer may have a folder of its own");
     for wrong in [json!(1), json!(null), json!(["custom_st.Transformer"])] {
         let mut modules = self::modules();
         modules[0]["type"] = wrong;

@@ -135,9 +135,10 @@ impl Unfinished {
         self.path.join(name)
     }
 
-    /// Writes a file.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    /// Writes a file, and makes the folder that its name has.
+    pub fn write(&self, name: &Path, bytes: &[u8]) -> Result<()> {
         let path = self.path_of(name);
+        make_parent(&path)?;
         let written = File::create_new(&path).and_then(|mut file| {
             file.write_all(bytes)?;
             file.sync_all()
@@ -148,9 +149,7 @@ impl Unfinished {
     /// Copies a file.
     pub fn copy(&self, from: &Path, name: &Path) -> Result<()> {
         let to = self.path_of(name);
-        if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
-        }
+        make_parent(&to)?;
         let copied = File::open(from).and_then(|mut source| {
             let mut file = File::create_new(&to)?;
             io::copy(&mut source, &mut file)?;
@@ -185,6 +184,11 @@ impl Unfinished {
         }
         Ok(())
     }
+}
+
+fn make_parent(path: &Path) -> Result<()> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))
 }
 
 /// Moves what has these names from a folder into another: all of it or, where something cannot be moved, nothing.
@@ -266,6 +270,9 @@ pub(super) fn others(folder: &Folder) -> Result<Vec<(PathBuf, PathBuf)>> {
     };
     let of_model = files_in(source)?.into_iter().filter(|name| is_copied(name)).map(PathBuf::from);
     let mut copied: BTreeSet<PathBuf> = of_model.collect();
+    let transformer = PathBuf::from(folder.documents().transformer()?);
+    let weights = files_in(&folder.documents().weights()?)?;
+    copied.extend(weights.into_iter().filter(|name| is_copied(name)).map(|name| transformer.join(name)));
     let templates = source.join(TEMPLATES);
     if templates.is_dir() {
         let of_templates = files_in(&templates)?.into_iter().filter(|name| is_copied(name));
@@ -281,11 +288,11 @@ pub(super) fn others(folder: &Folder) -> Result<Vec<(PathBuf, PathBuf)>> {
         let inside: PathBuf = inside.components().filter(|part| *part != Component::CurDir).collect();
         let config = inside.join(FileName::Config.as_str());
         // That of the model itself is written.
-        if inside != Path::new("") && source.join(&config).is_file() {
+        if inside != transformer && source.join(&config).is_file() {
             copied.insert(config);
         }
     }
-    files::real_path_inside(source, &folder.documents().path_of(FileName::Config))?;
+    files::real_path_inside(source, &folder.documents().path_of(FileName::Config)?)?;
     let of = |name: PathBuf| Ok((files::real_path_inside(source, &source.join(&name))?, name));
     copied.into_iter().map(of).collect()
 }
