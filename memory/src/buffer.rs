@@ -140,7 +140,8 @@ impl Drop for Buffer {
 }
 
 impl Buffer {
-    /// Allocates `bytes` bytes on a device, outside any pool.
+    /// Allocates `bytes` bytes on a device, outside any pool, whose contents are unspecified but initialised: see
+    /// [`Device::allocate`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].

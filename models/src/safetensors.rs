@@ -67,6 +67,15 @@ pub fn to_tensor(device: &Arc<dyn Device>, view: &TensorView<'_>) -> Result<Tens
     Ok(Tensor::from_bytes(device, view.data(), supported(view.dtype())?, view.shape())?)
 }
 
+/// A name from a file or a caller in backquotes: control characters escaped, long ones cut.
+fn quoted(name: &str) -> String {
+    const MOST: usize = 100;
+    match name.char_indices().nth(MOST) {
+        Some((end, _)) => format!("`{}…` ({} bytes)", name[..end].escape_debug(), name.len()),
+        None => format!("`{}`", name.escape_debug()),
+    }
+}
+
 fn shape_error(operation: &'static str, reason: String) -> Error {
     TensorError::Shape { operation, reason }.into()
 }
@@ -114,7 +123,7 @@ pub fn load(device: &Arc<dyn Device>, path: impl AsRef<Path>) -> Result<BTreeMap
 /// The error with the tensor's name before its reason.
 fn named(name: &str, error: TensorError) -> Error {
     match error {
-        TensorError::Shape { operation, reason } => shape_error(operation, format!("{name}: {reason}")),
+        TensorError::Shape { operation, reason } => shape_error(operation, format!("{}: {reason}", quoted(name))),
         other => other.into(),
     }
 }

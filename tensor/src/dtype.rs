@@ -145,8 +145,8 @@ pub trait Element: Pod + Send + Sync + fmt::Debug + PartialEq {
     const DTYPE: DType;
     /// The value as f64 (i64 beyond 2^53 is rounded).
     fn to_f64(self) -> f64;
-    /// The nearest value to `x`, ties to even. What is too large becomes infinite, or NaN in f8_e4m3, which has no
-    /// infinity, as in PyTorch; integers truncate and saturate.
+    /// The nearest value to `x`, ties to even. Values too large for a float become infinite; f8_e4m3 has no infinity,
+    /// and past 464 they become NaN. Integers truncate and saturate, and NaN is 0.
     fn from_f64(x: f64) -> Self;
 }
 
@@ -189,13 +189,13 @@ fn to_odd(x: f64) -> f32 {
     f32::from_bits(truncated | 1)
 }
 
-/// `float8` saturates where PyTorch gives NaN: 464 is half way between the largest value, 448, and the next step.
+/// NaN past 464, half way between the largest value, 448, and the next step; `float8` saturates instead.
 fn f8_e4m3(x: f64) -> F8E4M3 {
     if x.abs() > 464.0 { F8E4M3::from_bits(if x < 0.0 { 0xff } else { 0x7f }) } else { F8E4M3::from_f64(x) }
 }
 
-/// `float8` saturates where PyTorch gives infinity: 61440 is half way between the largest value, 57344, and the next
-/// step, and the tie goes to the even one.
+/// Infinity from 61440, half way between the largest value, 57344, and the next step, whose code is even; `float8`
+/// saturates instead.
 fn f8_e5m2(x: f64) -> F8E5M2 {
     if x.abs() >= 61440.0 { F8E5M2::from_bits(if x < 0.0 { 0xfc } else { 0x7c }) } else { F8E5M2::from_f64(x) }
 }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_bit_floats_overflow_as_in_pytorch() {
+    fn eight_bit_floats_overflow_to_nan_and_infinity() {
         assert_eq!(DType::F8E4M3.round(464.0), 448.0);
         assert!(DType::F8E4M3.round(464.1).is_nan());
         assert!(DType::F8E4M3.round(f64::NEG_INFINITY).is_nan());

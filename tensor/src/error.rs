@@ -1,6 +1,6 @@
 //! What can go wrong with tensors, said in one line.
 
-use crate::DType;
+use crate::{DType, MAX_RANK};
 
 /// The result of a tensor operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -30,6 +30,14 @@ pub enum Error {
         /// The dtype asked for.
         asked: DType,
     },
+}
+
+/// Sizes that a caller chose in any number: the first few, and how many there are.
+pub(crate) fn short(sizes: &[usize]) -> String {
+    match sizes.get(..MAX_RANK) {
+        Some(first) if sizes.len() > MAX_RANK => format!("{first:?} and {} more", sizes.len() - MAX_RANK),
+        _ => format!("{sizes:?}"),
+    }
 }
 
 pub(crate) fn shape_error(operation: &'static str, reason: impl Into<String>) -> Error {

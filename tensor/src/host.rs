@@ -119,14 +119,15 @@ impl Tensor {
         bytemuck::try_cast_slice_mut(bytes).map_err(|_| misaligned::<T>(address, len))
     }
 
-    /// Copies host values into the buffer from the tensor's first element on. For contiguous tensors.
+    /// Copies host values over the first elements of a contiguous tensor, as many as there are values; the others keep
+    /// what they hold.
     ///
     /// # Errors
-    /// Another dtype, more values than fit, or a shared buffer.
+    /// Another dtype, more values than elements, a layout that is not contiguous, or a shared buffer.
     pub fn upload<T: Element>(&mut self, stream: &dyn Stream, values: &[T]) -> Result<()> {
         self.view().check_dtype::<T>("upload")?;
         if values.len() > self.layout.elements() || !self.layout.is_contiguous() {
-            return Err(shape_error("upload", format!("{} values into {:?}", values.len(), self.layout)));
+            return Err(shape_error("upload", format!("{:?} from {} values", self.layout, values.len())));
         }
         let offset = self.layout.offset() * self.dtype.size();
         Ok(stream.upload(bytemuck::cast_slice(values), &mut self.buffer, offset)?)

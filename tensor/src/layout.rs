@@ -5,7 +5,7 @@ mod views;
 
 use std::fmt;
 
-use crate::error::{Result, shape_error};
+use crate::error::{Result, shape_error, short};
 
 /// The most dimensions that a tensor can have.
 pub const MAX_RANK: usize = 8;
@@ -24,7 +24,7 @@ impl Shape {
     /// Where there are more than [`MAX_RANK`] dimensions or their product overflows.
     pub fn new(sizes: &[usize]) -> Result<Self> {
         if sizes.len() > MAX_RANK {
-            return Err(shape_error("shape", format!("{sizes:?} has more than {MAX_RANK} dimensions")));
+            return Err(shape_error("shape", format!("{} has more than {MAX_RANK} dimensions", short(sizes))));
         }
         // Zero sizes must not hide an overflow of the others: strides are products of those.
         let product = sizes.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)));

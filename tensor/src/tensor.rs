@@ -51,6 +51,7 @@ impl Tensor {
     /// # Errors
     /// Another number of values than the shape has, or out of memory.
     pub fn from_slice<T: Element>(device: &Arc<dyn Device>, values: &[T], shape: &[usize]) -> Result<Self> {
+        check_count(values.len(), shape)?;
         Self::from_bytes(device, bytemuck::cast_slice(values), T::DTYPE, shape)
     }
 
@@ -60,8 +61,11 @@ impl Tensor {
     /// Another number of bytes than the shape has, or out of memory.
     pub fn from_bytes(device: &Arc<dyn Device>, bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<Self> {
         let layout = Layout::contiguous(shape)?;
-        if bytes.len() != layout.elements() * dtype.size() {
-            return Err(shape_error("tensor", format!("{} bytes for {layout:?} of {dtype}", bytes.len())));
+        let expected = layout.elements() * dtype.size();
+        if bytes.len() != expected {
+            let found = bytes.len();
+            let reason = format!("{dtype} of shape {shape:?} has {expected} bytes; bytes given: {found}");
+            return Err(shape_error("tensor", reason));
         }
         let mut buffer = Buffer::allocate(device, bytes.len())?;
         fill(&mut buffer, bytes)?;
@@ -76,10 +80,7 @@ impl Tensor {
         if device.location() != Location::Host {
             return Self::from_slice(device, &values, shape);
         }
-        let layout = Layout::contiguous(shape)?;
-        if values.len() != layout.elements() {
-            return Err(shape_error("tensor", format!("{} values for {layout:?}", values.len())));
-        }
+        let layout = check_count(values.len(), shape)?;
         Self::new(Buffer::from_vec(device, values)?, T::DTYPE, layout)
     }
 
@@ -88,6 +89,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::from_slice`].
     pub fn from_bools(device: &Arc<dyn Device>, values: &[bool], shape: &[usize]) -> Result<Self> {
+        check_count(values.len(), shape)?;
         Self::from_bytes(device, bytemuck::cast_slice(values), DType::Bool, shape)
     }
 
@@ -148,6 +150,17 @@ impl Tensor {
             return Err(shape_error("write", format!("indices of {:?} share elements", self.layout)));
         }
         Ok(ViewMut::new(View::new(&self.buffer, self.dtype, self.layout)))
+    }
+}
+
+/// The layout of a shape that has exactly so many elements.
+fn check_count(values: usize, shape: &[usize]) -> Result<Layout> {
+    let layout = Layout::contiguous(shape)?;
+    match layout.elements() {
+        elements if elements == values => Ok(layout),
+        elements => {
+            Err(shape_error("tensor", format!("shape {shape:?} has {elements} elements; values given: {values}")))
+        }
     }
 }
 

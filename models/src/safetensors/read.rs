@@ -8,7 +8,7 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{MAX_HEADER_BYTES, METADATA};
+use super::{MAX_HEADER_BYTES, METADATA, quoted};
 
 /// A header starts after its length, a little-endian u64.
 pub const LENGTH_BYTES: usize = size_of::<u64>();
@@ -108,17 +108,17 @@ fn bytes_of(tensors: &BTreeMap<String, TensorInfo>) -> Result<u64, String> {
     in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
     let mut last = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in in_order {
-        let (name, dimensions) = (name.escape_debug(), shape.len());
+        let (name, dimensions) = (quoted(name), shape.len());
         if *start != last {
-            return Err(format!("`{name}` begins at byte {start}, where what is before it ends at {last}"));
+            return Err(format!("{name} begins at byte {start}, where what is before it ends at {last}"));
         }
         if dimensions > MAX_RANK {
-            return Err(format!("`{name}` has {dimensions} dimensions, more than {MAX_RANK}"));
+            return Err(format!("{name} has {dimensions} dimensions, more than {MAX_RANK}"));
         }
         let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &n| bits.checked_mul(n));
         let size = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
         if size.is_none() || size != end.checked_sub(*start) {
-            return Err(format!("`{name}` has bytes {start}..{end}, which {dtype} {shape:?} does not take"));
+            return Err(format!("{name} has bytes {start}..{end}, which {dtype} {shape:?} does not take"));
         }
         last = *end;
     }
@@ -155,7 +155,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Unique<T> {
                 while let Some(name) = map.next_key::<String>()? {
                     let is_metadata = name == METADATA;
                     if entries.contains_key(&name) || is_metadata && has_metadata {
-                        return Err(de::Error::custom(format!("`{}` is there twice", name.escape_debug())));
+                        return Err(de::Error::custom(format!("{} is there twice", quoted(&name))));
                     }
                     if is_metadata {
                         map.next_value::<HashMap<String, String>>()?;

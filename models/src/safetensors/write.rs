@@ -12,7 +12,7 @@ use safetensors::{Dtype, SafeTensorError};
 use sinew_memory::Unfinished;
 use sinew_tensor::{DType, Element, Error as TensorError, Layout, Tensor};
 
-use super::{MAX_HEADER_BYTES, METADATA, file_dtype, shape_error};
+use super::{MAX_HEADER_BYTES, METADATA, file_dtype, quoted, shape_error};
 use crate::error::{Error, Result};
 
 /// Where each tensor is in a safetensors file that is to be written, and what the file begins with to say so.
@@ -52,11 +52,14 @@ impl FileLayout {
         let (mut infos, mut names, mut start) = (Vec::new(), BTreeSet::new(), 0usize);
         for (name, dtype, shape) in tensors {
             let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
-            let too_large =
-                || shape_error("save", format!("{name}: {shape:?} of {dtype} is more than a file can hold"));
+            let too_large = || {
+                let reason = format!("{}: {dtype} {shape:?} is more than a file can hold", quoted(&name));
+                shape_error("save", reason)
+            };
             let end = bits.and_then(|bits| start.checked_add(bits / 8)).ok_or_else(too_large)?;
             if name == METADATA || !names.insert(name.clone()) {
-                return Err(shape_error("save", format!("a file cannot hold this tensor {name:?}: its name is taken")));
+                let reason = format!("a file cannot hold tensor {}: its name is taken", quoted(&name));
+                return Err(shape_error("save", reason));
             }
             places.push((name.clone(), start..end));
             infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, end) }));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Layout, MAX_RANK, Shape};
-use crate::error::{Result, shape_error};
+use crate::error::{Result, shape_error, short};
 
 impl Layout {
     /// The size and stride of a dimension that must be there.
@@ -75,7 +75,7 @@ impl Layout {
         let each_once = dims.len() == self.rank()
             && dims.iter().all(|&dim| dim < self.rank() && !std::mem::replace(&mut seen[dim], true));
         if !each_once {
-            return Err(shape_error("permute", format!("{dims:?} of {self:?}")));
+            return Err(shape_error("permute", format!("{} of {self:?}", short(dims))));
         }
         let mut result = *self;
         for (d, &dim) in dims.iter().enumerate() {
@@ -306,7 +306,7 @@ impl Layout {
     pub fn split(&self, dim: usize, sizes: &[usize]) -> Result<Vec<Self>> {
         let (all, _) = self.dimension("split", dim)?;
         if sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size)) != Some(all) {
-            return Err(shape_error("split", format!("dimension {dim} of {self:?} into {sizes:?}")));
+            return Err(shape_error("split", format!("dimension {dim} of {self:?} into {}", short(sizes))));
         }
         let mut start = 0;
         let part = |&size: &usize| {
