@@ -79,6 +79,11 @@ impl Declared {
         defaults.iter().filter(move |(attribute, _)| !named(attribute)).map(|(_, token)| *token)
     }
 
+    /// Whether the class takes special tokens by their text alone, so that those that are named lose their flags.
+    pub fn forgets_flags(&self, file: &Kinds) -> bool {
+        self.class(file).is_some_and(|settings| settings.class.name() == "Qwen2Tokenizer")
+    }
+
     /// Gives a tokenizer the options and special tokens of its class. `file` has the steps of `tokenizer.json`.
     pub fn follow(&self, tokenizer: &mut Tokenizer, file: &Kinds) -> tokenizers::Result<()> {
         tokenizer.set_encode_special_tokens(self.splits_special);
@@ -164,10 +169,9 @@ impl Special {
         }
         // A list that is not empty goes before one by the older name; an object of named tokens does not.
         let listed = match config.get(EXTRA) {
-            Some(Value::Object(named)) => named.is_empty(),
+            None | Some(Value::Object(_)) => false,
             Some(Value::Array(list)) if list.is_empty() => !config.mentions(ADDITIONAL),
             Some(_) => true,
-            None => false,
         };
         special.extend(config, EXTRA)?;
         if !listed {

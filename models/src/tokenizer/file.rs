@@ -12,7 +12,6 @@ mod part;
 mod regex;
 mod ruby;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -244,34 +243,40 @@ impl Added {
     /// class counts where the vocabulary has it, which `in_vocab` says; transformers would give it a new id.
     fn declare(&mut self, declared: &Declared, kinds: &Kinds, in_vocab: impl Fn(&str) -> bool) -> Result<(), String> {
         self.own = self.tokens.len();
-        let mut known: HashMap<_, _> =
-            self.tokens.iter().map(|token| (&*token.content, Cow::Borrowed(token))).collect();
+        let mut known: HashMap<_, _> = self.tokens.iter().map(|token| (&*token.content, token)).collect();
         let mut new = Vec::new();
         for (id, token) in &declared.added {
             match known.get(&*token.content) {
-                Some(same) if **same == *token => continue,
+                Some(same) if *same == token => continue,
                 Some(_) => {}
                 None => self.declared.push((*id, token.content.clone())),
             }
-            known.insert(&token.content, Cow::Borrowed(token));
+            known.insert(&token.content, token);
             new.push(token.clone());
         }
-        // A token that has a name is special, with the other flags that it has already.
-        let defaults = declared.defaults(kinds).map(|text| (text, AddedToken::from(text, true)));
-        let defaults = defaults.filter(|(text, _)| known.contains_key(text) || in_vocab(text)).collect::<Vec<_>>();
-        let named = declared.named.iter().map(|(_, token)| (&*token.content, token.clone()));
-        for (text, token) in named.chain(defaults).filter(|(text, _)| !text.is_empty()) {
-            let token = match known.get(text) {
-                Some(same) if same.special => continue,
-                Some(same) => same.as_ref().clone().special(true),
-                None => token,
-            };
-            known.insert(text, Cow::Owned(token.clone()));
-            new.push(token);
+        // A token with a name is special. It keeps its other flags where it is in one of the lists so far, and has those
+        // that are said last where it is not.
+        let defaults = declared.defaults(kinds).map(|text| AddedToken::from(text, true));
+        let defaults: Vec<_> =
+            defaults.filter(|token| known.contains_key(&*token.content) || in_vocab(&token.content)).collect();
+        let named = declared.named.iter().map(|(_, token)| token).chain(&defaults);
+        let mut said: HashMap<&str, AddedToken> = HashMap::new();
+        let mut say = |text, token: AddedToken| {
+            let same = said.get(text).or_else(|| known.get(text).copied()) == Some(&token);
+            if !same && !token.content.is_empty() {
+                said.insert(text, token.clone());
+                new.push(token);
+            }
+        };
+        for token in named.clone() {
+            say(&token.content, known.get(&*token.content).map_or(token, |known| known).clone().special(true));
         }
-        for token in declared.extra.iter().filter(|token| !token.content.is_empty()) {
-            if known.insert(&token.content, Cow::Borrowed(token)).is_none() {
-                new.push(token.clone());
+        for token in declared.extra.iter().filter(|token| !known.contains_key(&*token.content)) {
+            say(&token.content, token.clone());
+        }
+        if declared.forgets_flags(kinds) {
+            for token in named.chain(&declared.extra) {
+                say(&token.content, AddedToken::from(&*token.content, true));
             }
         }
         new.into_iter().try_for_each(|token| self.push(token))
