@@ -617,6 +617,48 @@ fn quantized_weights_that_become_floats_are_named() {
 }
 
 #[test]
+fn a_blank_group_index_is_told_once() {
+    // Groups in order, whose index says so or is blank.
+    const IN_ORDER: &str = "quantized/gptq_4bit_g128_llama_f16";
+    let run = |index: Option<u8>, desc_act: bool| {
+        let folder = copy(IN_ORDER);
+        let config = std::fs::read_to_string(folder.path().join("config.json")).expect("a config");
+        let mut section = serde_json::from_str::<Value>(&config).expect("valid JSON")["quantization_config"].clone();
+        section["group_size"] = json!(32);
+        section["desc_act"] = json!(desc_act);
+        with_field(folder.path(), "quantization_config", &section);
+        with_tensors(folder.path(), |tensors| {
+            for (name, (_, shape, bytes)) in tensors.iter_mut() {
+                // As many scales as before, each four times.
+                if [".scales", ".qzeros"].iter().any(|end| name.ends_with(end)) {
+                    let line = bytes.len() / shape[0];
+                    *bytes = bytes.chunks(line).flat_map(|line| line.repeat(4)).collect();
+                    shape[0] *= 4;
+                }
+                if name.ends_with(".g_idx") {
+                    let of_column = |at: u32| index.map_or(at / 32, u32::from);
+                    *bytes = (0..bytes.len() as u32 / 4).flat_map(|at| of_column(at).to_le_bytes()).collect();
+                }
+            }
+        });
+        let model = folder.path().to_str().expect("the path is UTF-8");
+        let output = sinew(&["generate", "--model", model, "--tokens", "1,2,3", "--max-new-tokens", "8", "--json"]);
+        let answer: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        (answer["tokens"].clone(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (expected, silent) = run(None, false);
+    assert_eq!(silent, "");
+    let (found, said) = run(Some(0), false);
+    assert_eq!(found, expected);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    for words in [".g_idx`", "is 0 for all inputs", "without `desc_act`", "ExLlamaV2", "in order"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let (_, said) = run(Some(0), true);
+    assert!(said.lines().any(|line| line.contains("g_idx") && line.contains("scales of group 0")), "{said}");
+}
+
+#[test]
 fn a_plan_of_more_bytes_than_can_be_counted_says_so() {
     let batch = (usize::MAX / 2).to_string();
     let output = sinew(&["plan", &fixture(DECODER), "--batch", &batch]);

@@ -5,9 +5,10 @@
 //! `i / group_size` without act-order, where it may be missing. `w[o, i] = scales[g, o] · (q[i, o] − z[g, o])` in the
 //! scales' dtype (GPTQModel's `TorchLinear.dequantize_weight`).
 //!
-//! Some tools leave a `g_idx` of zeros though there are several groups. ExLlamaV2 takes that for none (AutoGPTQ's and
-//! GPTQModel's `ext_make_q_matrix`), and Marlin and vLLM read none without `desc_act`: groups follow each other. So they
-//! do here, with a warning. The kernels of torch and Triton would give all inputs the scales of the first group.
+//! Some tools leave a `g_idx` of zeros though there are several groups. Without `desc_act` that counts as none here, with a
+//! warning: ExLlamaV2 takes it for none (`ext_make_q_matrix` of AutoGPTQ and GPTQModel), and Marlin and vLLM read no
+//! `g_idx` then. With `desc_act` kernels differ, and it says what it says, with a warning: all inputs have the scales of
+//! the first group, as in the kernels of torch, Triton and Marlin, where ExLlamaV2 takes it for none there too.
 //!
 //! Zero points of version 1 are stored less 1. GPTQModel subtracts that from whole words, with borrows from one zero
 //! point to the next where one is 0, so that it must be added to whole words again.
@@ -157,14 +158,16 @@ impl Gptq {
     }
 
     /// Warns, once for a checkpoint, of a `g_idx` of zeros.
-    fn warn_of_blank(&self, probe: &Probe<'_>, groups: usize) {
-        if !self.warned_of_blank.swap(true, Ordering::Relaxed) {
-            let (name, module) = (probe.tensors.name(), probe.module.escape_debug());
-            tracing::warn!(
-                "{name}: `{module}.g_idx` is 0 for all inputs of {groups} groups, and maybe others are; groups are taken in \
-                 order, as ExLlamaV2 and Marlin take them"
-            );
+    fn warn_of_blank(&self, probe: &Probe<'_>, groups: usize, act_order: bool) {
+        if self.warned_of_blank.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let (name, module) = (probe.tensors.name(), probe.module.escape_debug());
+        let taken = match act_order {
+            true => "with `desc_act` all of them get the scales of group 0, as GPTQModel's torch kernel has it",
+            false => "without `desc_act` groups are taken in order, as ExLlamaV2, Marlin and vLLM take them",
+        };
+        tracing::warn!("{name}: `{module}.g_idx`, and maybe others, is 0 for all inputs of {groups} groups: {taken}");
     }
 
     /// The scheme of a module that has a `qweight`.
@@ -211,11 +214,12 @@ impl QuantizedFormat for Gptq {
         let mut others = Vec::new();
         if let Some(index) = probe.find("g_idx") {
             probe.check_dtype(&index, &[Dtype::I32, Dtype::I64])?;
-            let of_columns = probe.group_index(&index, k, groups.size, groups.count)?;
-            match of_columns.as_deref().is_some_and(|groups| groups.iter().all(|&group| group == 0)) {
-                true => self.warn_of_blank(&probe, groups.count),
-                false => groups = groups.scattered(of_columns),
+            let mut of_columns = probe.group_index(&index, k, groups.size, groups.count)?;
+            if of_columns.as_deref().is_some_and(|groups| groups.iter().all(|&group| group == 0)) {
+                self.warn_of_blank(&probe, groups.count, act_order);
+                of_columns = of_columns.filter(|_| act_order);
             }
+            groups = groups.scattered(of_columns);
             others.push(index.name);
         } else if act_order && groups.count > 1 {
             let module = name.escape_debug();

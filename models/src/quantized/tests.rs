@@ -774,8 +774,9 @@ fn checkpoints_of_mlx_are_named() {
 }
 
 #[test]
-fn a_blank_group_index_leaves_groups_in_order() {
-    // ExLlamaV2's `ext_make_q_matrix` takes a `g_idx` of zeros for none.
+fn a_blank_group_index_counts_with_act_order_alone() {
+    // ExLlamaV2's `ext_make_q_matrix` takes a `g_idx` of zeros for none; GPTQModel's `TorchLinear.dequantize_weight` gives
+    // all inputs the scales of group 0, which counts where `desc_act` says that there is an index.
     let scales: Vec<f32> = (0..24).map(|i| 1.0 + i as f32).collect();
     let tensors = |index: &[u32]| {
         checkpoint(&[
@@ -785,15 +786,16 @@ fn a_blank_group_index_leaves_groups_in_order() {
             i32s("m.g_idx", &[96], index),
         ])
     };
-    let expected: Vec<f32> = (0..8).flat_map(|row| (0..96).map(move |i| (i / 32 * 8 + row + 1) as f32)).collect();
-    for desc_act in [false, true] {
+    let in_order: Vec<f32> = (0..8).flat_map(|row| (0..96).map(move |i| (i / 32 * 8 + row + 1) as f32)).collect();
+    let first: Vec<f32> = (0..8).flat_map(|row| [(row + 1) as f32; 96]).collect();
+    for (desc_act, expected) in [(false, in_order), (true, first)] {
         let config = json!({ "quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": desc_act });
         let quantization = quantization(config).expect("known");
         let blank = tensors(&[0; 96]);
         let module = quantization.module(&blank, "m").expect("fits").expect("quantized");
         assert_eq!(values(&module, &blank), expected, "{desc_act}");
-        assert!(matches!(module.encoding(), Encoding::Blocks(_)) && module.order().is_none());
-        assert!(module.tensors().any(|name| name == "m.g_idx"));
+        assert_eq!(matches!(module.encoding(), Encoding::Blocks(_)), !desc_act);
+        assert!(module.order().is_none() && module.tensors().any(|name| name == "m.g_idx"));
         // One input of another group, and the rest is what the file says.
         let mut almost = [0; 96];
         almost[95] = 2;
