@@ -402,7 +402,12 @@ fn folders_of_other_formats_say_what_they_are() {
     }
     let mlx = copy(DECODER);
     with_field(mlx.path(), "quantization", &json!({ "group_size": 64, "bits": 4 }));
-    refused_by("MLX", mlx.path(), &[&["inspect"], GENERATE, LOGITS], &["MLX", "group_size 64", "bits 4"]);
+    refused_by(
+        "MLX",
+        mlx.path(),
+        &[&["inspect"], GENERATE, LOGITS],
+        &["config.json: `quantization` of MLX", "group_size 64", "bits 4"],
+    );
     let both = copy(ENCODER);
     with_field(both.path(), "quantization_config", &json!({ "group_size": 64, "bits": 4 }));
     refused_by("MLX", both.path(), &[&["inspect"], EMBED], &["MLX", "`quantization_config`"]);

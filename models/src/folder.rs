@@ -61,7 +61,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Input`](crate::Error::Input) for a path that is a file, [`Error::Io`](crate::Error::Io) for a file that
+    /// [`Error::Input`] for a path that is a file, [`Error::Io`] for a file that
     /// cannot be read, and those of [`ModelConfig::from_json`].
     pub fn config(&self) -> Result<&ModelConfig> {
         once(&self.config, || ModelConfig::read(&self.documents))
@@ -72,7 +72,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io), and those of [`GenerationConfig::from_json`].
+    /// [`Error::Io`], and those of [`GenerationConfig::from_json`].
     pub fn generation_config(&self) -> Result<&GenerationConfig> {
         let config = self.generation_config_unchecked()?;
         config.validate()?;
@@ -84,7 +84,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io), [`Error::Json`](crate::Error::Json), and [`Error::Config`](crate::Error::Config)
+    /// [`Error::Io`], [`Error::Json`], and [`Error::Config`]
     /// for a field of the wrong type.
     pub fn generation_config_unchecked(&self) -> Result<&GenerationConfig> {
         once(&self.generation_config, || GenerationConfig::read(&self.documents))
@@ -95,8 +95,8 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io), those of [`Tokenizer::from_bytes`], and [`Error::Config`](crate::Error::Config) or
-    /// [`Error::Json`](crate::Error::Json) for a config that is not as it should be.
+    /// [`Error::Io`], those of [`Tokenizer::from_bytes`], and [`Error::Config`] or [`Error::Json`] for a config that is not
+    /// as it should be.
     pub fn tokenizer(&self) -> Result<Option<Arc<Tokenizer>>> {
         once(&self.tokenizer, || Ok(Tokenizer::read(&self.documents)?.map(Arc::new))).cloned()
     }
@@ -105,7 +105,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Input`](crate::Error::Input) where there is no `tokenizer.json`, with the tokenizer of another kind that the
+    /// [`Error::Input`] where there is no `tokenizer.json`, with the tokenizer of another kind that the
     /// folder has, and those of [`tokenizer`](Self::tokenizer).
     pub fn required_tokenizer(&self) -> Result<Arc<Tokenizer>> {
         self.tokenizer()?.ok_or_else(|| Error::Input(self.no_tokenizer()))
@@ -122,7 +122,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io), [`Error::Json`](crate::Error::Json) or [`Error::Config`](crate::Error::Config)
+    /// [`Error::Io`], [`Error::Json`] or [`Error::Config`]
     /// for a file that is there and not as it should be.
     pub fn chat_template(&self) -> Result<Option<&ChatTemplate>> {
         once(&self.chat_template, || ChatTemplate::read(&self.documents)).map(Option::as_ref)
@@ -134,7 +134,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a module or a pooling that is not implemented, since the
+    /// [`Error::Unsupported`] for a module or a pooling that is not implemented, since the
     /// vectors would be others; an error for a file that is there and not as it should be.
     pub fn embedding(&self) -> Result<&EmbeddingConfig> {
         once(&self.embedding, || EmbeddingConfig::read(&self.documents))

@@ -107,7 +107,7 @@ impl GenerationConfig {
     /// Reads the text of a `generation_config.json`.
     ///
     /// # Errors
-    /// [`Error::Json`](crate::Error::Json), [`Error::Config`](crate::Error::Config) for a field of the wrong type, and
+    /// [`Error::Json`], [`Error::Config`] for a field of the wrong type, and
     /// those of [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self> {
         let config = Self::from_value(&json::parse(text, FILE)?)?;

@@ -124,7 +124,7 @@ impl Quantization {
                         (Some(method), _) => method,
                         (None, "compression_config") => "compressed-tensors",
                         (None, _) => {
-                            refuse_mlx(&fields, section)?;
+                            refuse_mlx(&fields, file, section)?;
                             fields.required("quant_method", None)?
                         }
                     };
@@ -140,7 +140,7 @@ impl Quantization {
             }
             const OF_MLX: &str = "quantization";
             if let Some(fields) = config.get(OF_MLX).and_then(|value| Fields::of(value, file, OF_MLX).ok()) {
-                refuse_mlx(&fields, OF_MLX)?;
+                refuse_mlx(&fields, file, OF_MLX)?;
             }
         }
         let Some((value, file)) = own else { return Ok(None) };
@@ -280,11 +280,10 @@ fn named_method<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>> {
 }
 
 /// Refuses what MLX writes of a model that it has quantized: `group_size` and `bits`, and no `quant_method`.
-fn refuse_mlx(fields: &Fields<'_>, section: &str) -> Result<()> {
+fn refuse_mlx(fields: &Fields<'_>, file: &str, section: &str) -> Result<()> {
     let (Some(group_size), Some(bits)) = (fields.get("group_size"), fields.get("bits")) else { return Ok(()) };
     let (group_size, bits) = (brief(group_size), brief(bits));
-    let what =
-        format!("a checkpoint that MLX has quantized (`{section}` has group_size {group_size} and bits {bits}),");
+    let what = format!("{file}: `{section}` of MLX (group_size {group_size}, bits {bits})");
     Err(Error::Unsupported { what, supported: format!("the model that it was made from, and {}", Method::known()) })
 }
 

@@ -18,7 +18,7 @@ pub struct Sampling {
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Keep this many of the most probable tokens; 0 keeps all.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Keep the most probable tokens that together have this probability; 0 keeps one.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
