@@ -8,6 +8,7 @@ use sinew_memory::{Arena, Buffer, Cpu, CpuStream, Device, MemoryReport, Pool, Po
 use sinew_tensor::{DType, Layout, Tensor};
 
 use crate::choice::Choices;
+use crate::error::{operand, refuse};
 use crate::launch::Workspace;
 use crate::record::Recorder;
 use crate::trust::Trust;
@@ -199,10 +200,20 @@ impl Context {
         &self.workspace
     }
 
-    /// A tensor on the context's device with a copy of host values.
+    /// A contiguous tensor on the context's device with a copy of host values, one for each element.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// assert_eq!(ctx.tensor(&[1.0f32, 2.0], &[2, 1])?.to_vec::<f32>()?, [1.0, 2.0]);
+    /// let error = ctx.tensor(&[1.0f32], &[1024]).map(drop).expect_err("1023 elements would be left unwritten");
+    /// assert_eq!(error.to_string(), "tensor: shape [1024] has 1024 elements; values given: 1");
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Another number of values than the shape has, or out of memory.
+    /// Fewer or more values than the shape has elements, or out of memory.
     pub fn tensor<T: sinew_tensor::Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor> {
         self.tensor_tagged("", values, shape)
     }
@@ -212,21 +223,43 @@ impl Context {
     /// # Errors
     /// Those of [`Context::tensor`].
     pub fn tensor_tagged<T: sinew_tensor::Element>(&self, tag: &str, values: &[T], shape: &[usize]) -> Result<Tensor> {
+        let (given, elements) = (values.len(), Layout::contiguous(shape)?.elements());
+        if given != elements {
+            return Err(refuse("tensor", format!("shape {shape:?} has {elements} elements; values given: {given}")));
+        }
         let mut tensor = self.uninitialised_tagged(tag, T::DTYPE, shape)?;
         self.upload(values, &mut tensor)?;
         Ok(tensor)
     }
 
-    /// Copies host values into a contiguous tensor from its first element on.
+    /// Copies host values over the first elements of a contiguous tensor, as many as there are values. The other
+    /// elements keep what they hold.
+    ///
+    /// ```
+    /// use sinew_ops::Context;
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let mut x = ctx.tensor(&[1.0f32, 2.0, 3.0], &[3])?;
+    /// ctx.upload(&[7.0f32], &mut x)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [7.0, 2.0, 3.0]);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// More values than the tensor has, another dtype, or a shared tensor.
+    /// More values than elements, another dtype, a tensor that is not contiguous, or a shared tensor.
     pub fn upload<T: sinew_tensor::Element>(&self, values: &[T], into: &mut Tensor) -> Result<()> {
-        if T::DTYPE != into.dtype() || values.len() > into.layout().elements() || !into.layout().is_contiguous() {
-            let reason = format!("{} values of {} into {into:?}", values.len(), T::DTYPE);
-            return Err(crate::error::refuse("upload", reason));
-        }
-        Ok(into.upload(&*self.stream, values)?)
+        let layout = into.layout();
+        let rule = if T::DTYPE != into.dtype() {
+            "values must have the dtype of the tensor"
+        } else if !layout.is_contiguous() {
+            "the tensor must be contiguous"
+        } else if values.len() > layout.elements() {
+            "there can be at most one value for each element"
+        } else {
+            return Ok(into.upload(&*self.stream, values)?);
+        };
+        let (target, given) = (operand("the tensor", into), values.len());
+        Err(refuse("upload", format!("{target}; values given: {given} of {}; {rule}", T::DTYPE)))
     }
 
     /// A contiguous tensor from the pool whose values are unspecified: for an operator to write.

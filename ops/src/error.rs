@@ -34,7 +34,7 @@ pub enum Error {
     },
 }
 
-/// An operand as messages name it.
+/// An operand as messages name it, without its elements.
 pub(crate) fn operand(name: &str, x: &Tensor) -> String {
     format!("{name} is {} {:?} on {}", x.dtype(), x.layout(), x.device().id())
 }
