@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sinew_kernels::packed::{Encoding, Format, PackedShape, WeightRows, Weights};
 use sinew_memory::{Buffer, SimdLevel, Team};
@@ -39,6 +40,8 @@ pub struct WeightPacker {
     rows: Vec<usize>,
     /// A packed slice on the host, where the device's memory is not the host's.
     staged: Vec<u8>,
+    /// Values packed along K, summed over units.
+    packed: AtomicUsize,
     /// Whether rows that are rounded to blocks have one scale each.
     per_channel: bool,
     order: Option<Tensor>,
@@ -64,6 +67,8 @@ pub struct SliceToPack<'a> {
     team: &'a Team,
     level: SimdLevel,
     packed: &'a mut [u8],
+    /// Counts what is packed: see [`WeightPacker::check_complete`].
+    count: &'a AtomicUsize,
 }
 
 impl WeightPacker {
@@ -91,10 +96,11 @@ impl WeightPacker {
         gated: bool,
     ) -> Result<Self> {
         if gated && (rows.len() != 2 || rows[0] != rows[1]) {
-            return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows:?} rows")));
+            let rows = first_few(rows);
+            return Err(refuse("pack", format!("a gated weight wants gate and up of equal size, not {rows} rows")));
         }
         let n = rows.iter().try_fold(0usize, |n, &r| n.checked_add(r));
-        let n = n.ok_or_else(|| refuse("pack", format!("{rows:?} rows are too many")))?;
+        let n = n.ok_or_else(|| refuse("pack", format!("{} rows are too many", first_few(rows))))?;
         Self::of_shape(ctx, ctx.packed_shape(encoding, groups, [n, k], gated)?, rows)
     }
 
@@ -110,7 +116,8 @@ impl WeightPacker {
     fn of_shape(ctx: &Context, shape: PackedShape, rows: &[usize]) -> Result<Self> {
         // Not of a slab: a weight lives as long as its model, and a size class may be a quarter too large.
         let buffer = ctx.pool().allocate_apart_to_fill(shape.bytes(), "weights")?;
-        Ok(Self { buffer, shape, rows: rows.to_vec(), staged: Vec::new(), per_channel: false, order: None })
+        let (rows, staged, packed) = (rows.to_vec(), Vec::new(), AtomicUsize::new(0));
+        Ok(Self { buffer, shape, rows, staged, packed, per_channel: false, order: None })
     }
 
     /// The same, but floats that are rounded to blocks have one scale, and one zero point, for each row, which all of its
@@ -227,25 +234,41 @@ impl WeightPacker {
     ) -> std::result::Result<(), E> {
         let PackedShape { format, k, gated, .. } = self.shape;
         let unit = format.unit_bytes(k, gated);
+        let packing = Packing { shape: self.shape, per_channel: self.per_channel, count: &self.packed };
         if self.buffer.host_ptr().is_some() {
             let packed = self.buffer.as_mut_slice::<u8>().map_err(Error::from)?;
-            return pack_slices(ctx, self.shape, self.per_channel, slices, 0, packed, &pack);
+            return packing.pack(ctx, slices, 0, packed, &pack);
         }
-        for slices in slices.chunks(ctx.host_team().0.threads()) {
+        let threads = ctx.host_team().0.threads();
+        // Only neighbours are uploaded together: bytes between other slices are not theirs to write.
+        for slices in slices.chunk_by(|a, b| a.units.end == b.units.start).flat_map(|run| run.chunks(threads)) {
             let first = slices.first().map_or(0, |slice| slice.units.start * unit);
             let end = slices.last().map_or(first, |slice| slice.units.end * unit);
             self.staged.resize(end.saturating_sub(first), 0);
-            pack_slices(ctx, self.shape, self.per_channel, slices, first, &mut self.staged, &pack)?;
+            packing.pack(ctx, slices, first, &mut self.staged, &pack)?;
             ctx.stream().upload(&self.staged, &mut self.buffer, first).map_err(Error::from)?;
         }
         Ok(())
     }
 
+    /// Refuses a weight of which fewer values were packed than it has: the others would be whatever the memory held.
+    fn check_complete(&self) -> Result<()> {
+        let PackedShape { format, groups, n, k, gated } = self.shape;
+        let units = format.units(n, gated).saturating_mul(groups);
+        let packed = self.packed.load(Ordering::Relaxed);
+        if packed >= units.saturating_mul(k) {
+            return Ok(());
+        }
+        let missing = units - packed / k.max(1);
+        Err(refuse("pack", format!("{missing} of {units} units were never packed; pack every slice before the end")))
+    }
+
     /// The packed weight.
     ///
     /// # Errors
-    /// A size that overflows a layout.
+    /// A weight with slices that were never packed, or a size that overflows a layout.
     pub fn finish(self) -> Result<PackedWeight> {
+        self.check_complete()?;
         let layout = Layout::contiguous(&[self.buffer.len()])?;
         Ok(PackedWeight { packed: Tensor::new(self.buffer, DType::U8, layout)?, shape: self.shape, order: self.order })
     }
@@ -253,8 +276,9 @@ impl WeightPacker {
     /// The rows of [`WeightPacker::table`] as a tensor `[rows, width]`.
     ///
     /// # Errors
-    /// A weight that is not in rows, or in rows of another order.
+    /// A weight that is not in rows, or in rows of another order, or with slices that were never packed.
     pub fn finish_table(self) -> Result<Tensor> {
+        self.check_complete()?;
         let PackedShape { format, n, k, gated, .. } = self.shape;
         match format.dtype() {
             Some(dtype) if format.is_row_major() && !gated && self.order.is_none() => {
@@ -291,48 +315,71 @@ impl SliceToPack<'_> {
             return Err(refuse("pack", format!("{piece} for rows {rows:?}")));
         }
         let weights = Weights::new(pieces, gated).per_channel(self.per_channel);
-        Ok(format.pack_strip(self.team, self.level, &weights, strip, k, self.packed)?)
+        let values = self.slice.units.len() * strip.len();
+        format.pack_strip(self.team, self.level, &weights, strip, k, self.packed)?;
+        self.count.fetch_add(values, Ordering::Relaxed);
+        Ok(())
     }
 }
 
-/// [`WeightPacker::pack_each`] into host memory whose first byte is byte `first` of the packed weight.
-fn pack_slices<E: From<Error> + Send>(
-    ctx: &Context,
+/// The first few numbers of rows, and how many there are.
+fn first_few(rows: &[usize]) -> String {
+    match rows.get(..4) {
+        Some(first) if rows.len() > 4 => format!("{first:?} and {} more", rows.len() - 4),
+        _ => format!("{rows:?}"),
+    }
+}
+
+/// The part of a [`WeightPacker`] that threads share while they pack.
+struct Packing<'a> {
     shape: PackedShape,
     per_channel: bool,
-    slices: &[UnitSlice],
-    first: usize,
-    packed: &mut [u8],
-    pack: &(impl Fn(SliceToPack<'_>) -> std::result::Result<(), E> + Sync),
-) -> std::result::Result<(), E> {
-    let unit = shape.format.unit_bytes(shape.k, shape.gated);
-    let (mut rest, mut at) = (packed, first);
-    let mut spans = Vec::with_capacity(slices.len());
-    for UnitSlice { units, .. } in slices {
-        let (start, end) = (units.start * unit, units.end * unit);
-        let span = start
-            .checked_sub(at)
-            .and_then(|gap| rest.split_at_mut_checked(gap))
-            .and_then(|(_, behind)| behind.split_at_mut_checked(end.checked_sub(start)?));
-        let Some((span, behind)) = span else {
-            return Err(
-                refuse("pack", format!("units {units:?} are not behind those before, or not the weight's")).into()
-            );
-        };
-        spans.push(Mutex::new(span));
-        (rest, at) = (behind, end);
-    }
-    let (team, level) = ctx.host_team();
-    let failed = Mutex::new(None);
-    team.run(slices.len(), |i, _| {
-        // Each is locked once, by the task that packs it.
-        let (Ok(mut packed), Ok(None)) = (spans[i].lock(), failed.lock().as_deref()) else { return };
-        let slice = SliceToPack { slice: &slices[i], shape, per_channel, team: &team, level, packed: &mut packed };
-        if let Err(error) = pack(slice)
-            && let Ok(mut failed) = failed.lock()
-        {
-            failed.get_or_insert(error);
+    count: &'a AtomicUsize,
+}
+
+impl Packing<'_> {
+    /// [`WeightPacker::pack_each`] into host memory whose first byte is byte `first` of the packed weight.
+    fn pack<E: From<Error> + Send>(
+        &self,
+        ctx: &Context,
+        slices: &[UnitSlice],
+        first: usize,
+        packed: &mut [u8],
+        pack: &(impl Fn(SliceToPack<'_>) -> std::result::Result<(), E> + Sync),
+    ) -> std::result::Result<(), E> {
+        let &Self { shape, per_channel, count } = self;
+        let unit = shape.format.unit_bytes(shape.k, shape.gated);
+        let (mut rest, mut at) = (packed, first);
+        let mut spans = Vec::with_capacity(slices.len());
+        for UnitSlice { units, .. } in slices {
+            let (start, end) = (units.start * unit, units.end * unit);
+            let span = start
+                .checked_sub(at)
+                .and_then(|gap| rest.split_at_mut_checked(gap))
+                .and_then(|(_, behind)| behind.split_at_mut_checked(end.checked_sub(start)?));
+            let Some((span, behind)) = span else {
+                return Err(refuse(
+                    "pack",
+                    format!("units {units:?} are not behind those before, or not the weight's"),
+                )
+                .into());
+            };
+            spans.push(Mutex::new(span));
+            (rest, at) = (behind, end);
         }
-    });
-    failed.into_inner().unwrap_or_default().map_or(Ok(()), Err)
+        let (team, level) = ctx.host_team();
+        let failed = Mutex::new(None);
+        team.run(slices.len(), |i, _| {
+            // Each is locked once, by the task that packs it.
+            let (Ok(mut packed), Ok(None)) = (spans[i].lock(), failed.lock().as_deref()) else { return };
+            let (slice, team) = (&slices[i], &team);
+            let slice = SliceToPack { slice, shape, per_channel, team, level, packed: &mut packed, count };
+            if let Err(error) = pack(slice)
+                && let Ok(mut failed) = failed.lock()
+            {
+                failed.get_or_insert(error);
+            }
+        });
+        failed.into_inner().unwrap_or_default().map_or(Ok(()), Err)
+    }
 }

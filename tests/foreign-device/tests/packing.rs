@@ -40,3 +40,27 @@ fn gates_and_ups_of_experts_come_to_lie_in_turn() -> Result<()> {
     assert_eq!(there, expected.collect::<Vec<_>>());
     Ok(())
 }
+
+#[test]
+fn slices_with_others_between_them_leave_those_alone() -> Result<()> {
+    const N: usize = 40;
+    const K: usize = 6;
+    let mut registry = Registry::standard();
+    register(&mut registry);
+    let ctx = Context::new(Lagging::new(0, Duration::ZERO), Arc::new(registry), Policy::default())?;
+    let bytes: Vec<u8> = (0..N * K).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let mut packer = WeightPacker::table(&ctx, DType::F32, N, K)?;
+    let slices = packer.slices(10 * K * 4);
+    assert_eq!(slices.len(), 4);
+    for given in [&[1, 2][..], &[0, 3]] {
+        let given: Vec<_> = given.iter().map(|&i| slices[i].clone()).collect();
+        packer.pack_each(&ctx, &given, |slice| {
+            let (_, rows) = slice.slice.rows[0].clone();
+            let bytes = &bytes[rows.start * K * 4..rows.end * K * 4];
+            slice.pack(&[WeightRows::from_bytes(bytes, DType::F32, rows.len(), K)?])
+        })?;
+    }
+    let table = packer.finish_table()?.to_vec_on::<f32>(&**ctx.stream())?;
+    assert_eq!(table, (0..N * K).map(|i| i as f32).collect::<Vec<_>>());
+    Ok(())
+}
