@@ -98,8 +98,38 @@ impl<'a> Attend<'a> {
         Self { softcap: Some(softcap), ..self }
     }
 
-    /// A mask that broadcasts to `[batch, heads, seq, kv_seq]`: bool, where false forbids, or f32, f16 or bf16 that is
-    /// added to the scores, where `-inf` forbids.
+    /// A mask on the scores `[batch, heads, seq, kv_seq]`: bool, where false forbids, or f32, f16 or bf16 that is added
+    /// to the scores, where `-inf` forbids.
+    ///
+    /// The number of dimensions alone says what they are, as in PyTorch's `scaled_dot_product_attention`. A size may
+    /// be 1, which repeats it.
+    ///
+    /// | dimensions | mask |
+    /// |---|---|
+    /// | 4 | `[batch, heads, seq, kv_seq]` |
+    /// | 3 | `[heads, seq, kv_seq]` |
+    /// | 2 | `[seq, kv_seq]` |
+    /// | 1 | `[kv_seq]` |
+    ///
+    /// A mask for each sequence names its batch: a padding mask `[batch, kv_seq]` is given as
+    /// `[batch, 1, 1, kv_seq]`, and `[batch, seq, kv_seq]` as `[batch, 1, seq, kv_seq]`. With two sequences or
+    /// more, a mask of 2 or 3 dimensions whose first is as large as the batch is refused, not guessed: without a batch
+    /// it is given as `[1, seq, kv_seq]` or `[1, heads, seq, kv_seq]`.
+    ///
+    /// ```
+    /// use sinew_ops::{Context, attention, gt};
+    ///
+    /// let ctx = Context::cpu()?;
+    /// let q = ctx.tensor(&[1.0f32; 2 * 3], &[2, 3, 1, 1])?;
+    /// let v = ctx.tensor(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3, 1, 1])?;
+    /// // Two sequences, of two tokens and of three, padded to three.
+    /// let real = gt(&ctx, &ctx.tensor(&[1.0f32, 1.0, 0.0, 1.0, 1.0, 1.0], &[2, 3])?, 0.0)?;
+    /// assert!(attention(&q, &q, &v).mask(&real).run(&ctx).is_err());
+    /// let real = real.unsqueeze(1)?.unsqueeze(1)?; // [batch, 1, 1, kv_seq]
+    /// let y = attention(&q, &q, &v).mask(&real).run(&ctx)?;
+    /// assert_eq!(y.to_vec::<f32>()?, [1.5, 1.5, 1.5, 5.0, 5.0, 5.0]);
+    /// # Ok::<(), sinew_ops::Error>(())
+    /// ```
     pub fn mask(self, mask: &'a Tensor) -> Self {
         Self { mask: Some(mask), ..self }
     }
@@ -184,10 +214,7 @@ impl<'a> Attend<'a> {
         };
         let scores = [batch, num_heads, seq, kv_seq];
         let mask = match self.mask {
-            Some(mask) => Some(mask.layout().broadcast_to(&scores).map_err(|_| {
-                let expected = format!("it must broadcast to [batch, heads, seq, kv_seq], here {scores:?}");
-                refuse(NAME, format!("{}; {expected}", operand("the mask", mask)))
-            })?),
+            Some(mask) => Some(mask_layout(mask, &scores)?),
             None => None,
         };
         let full = [batch, seq, num_heads, head_dim];
@@ -246,6 +273,28 @@ impl<'a> Attend<'a> {
             ]);
             ctx.run::<Operator>(&of.fixed, &call, &inputs, &[o.view_mut()?.with_layout(o_at)?])
         })
+    }
+}
+
+/// A mask's layout over all scores `[batch, heads, seq, kv_seq]`. See [`Attend::mask`].
+fn mask_layout(mask: &Tensor, scores: &[usize; 4]) -> Result<Layout> {
+    let refused = |rule: String| Err(refuse(NAME, format!("{}; {rule}", operand("the mask", mask))));
+    let &[batch, ..] = scores;
+    let of_batch = match mask.shape() {
+        [first, _] if *first == batch => Some(["[batch, 1, 1, kv_seq]", "[1, seq, kv_seq]"]),
+        [first, _, _] if *first == batch => Some(["[batch, 1, seq, kv_seq]", "[1, heads, seq, kv_seq]"]),
+        _ => None,
+    };
+    let all = format!("[batch, heads, seq, kv_seq], here {scores:?}");
+    match (mask.layout().broadcast_to(scores), of_batch) {
+        (Ok(_), Some([each, shared])) if batch > 1 => refused(format!(
+            "its first dimension may be the batch or not: give {each} or {shared}, which are parts of {all}"
+        )),
+        (Ok(layout), _) => Ok(layout),
+        (Err(_), Some([each, _])) => {
+            refused(format!("it must be the last dimensions of {all}; a mask for each sequence is {each}"))
+        }
+        (Err(_), None) => refused(format!("it must be the last dimensions of {all}")),
     }
 }
 

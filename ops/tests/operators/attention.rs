@@ -86,7 +86,9 @@ fn masks_broadcast_over_batch_and_heads() {
     let ctx = Context::cpu().unwrap();
     let (q, kv) = ([2, 3, 4, 8], [2, 5, 2, 8]);
     let mut turn = 0;
-    for shape in [&[3, 5][..], &[4, 3, 5], &[2, 1, 3, 5], &[2, 4, 3, 5], &[1, 1, 1, 5], &[5]] {
+    for shape in
+        [&[3, 5][..], &[4, 3, 5], &[2, 1, 3, 5], &[2, 4, 3, 5], &[1, 1, 1, 5], &[2, 1, 1, 5], &[2, 1, 3, 1], &[5]]
+    {
         for lay in Lay::ALL {
             turn += 1;
             let [q, k, v] = [q, kv, kv].map(|shape| random(&ctx, DType::F32, &shape, Lay::ALL[turn % 5], turn));
@@ -103,6 +105,84 @@ fn masks_broadcast_over_batch_and_heads() {
             assert_close(&ctx, &y, &want, 2.0, 1e-5, &format!("boolean {:?}", added.layout()));
         }
     }
+}
+
+#[test]
+fn a_mask_means_by_its_rank_what_pytorch_reads() {
+    // Every size differs from the others, so that no two readings agree.
+    let ctx = Context::cpu().unwrap();
+    let [q, kv] = [[2, 3, 4, 8], [2, 5, 2, 8]];
+    let [q, k] = [q, kv].map(|shape| random(&ctx, DType::F32, &shape, Lay::Contiguous, 1));
+    let run = |mask: &Tensor| attention(&q, &k, &k).mask(mask).run(&ctx);
+    for shape in [&[5][..], &[3, 5], &[1, 5], &[4, 3, 5], &[4, 1, 5], &[2, 4, 3, 5], &[2, 1, 1, 5]] {
+        let mask = random(&ctx, DType::F32, shape, Lay::Contiguous, 2);
+        let mut whole = mask.clone();
+        while whole.shape().len() < 4 {
+            whole = whole.unsqueeze(0).unwrap();
+        }
+        let [found, expected] = [&mask, &whole].map(|mask| run(mask).unwrap().to_vec::<f32>().unwrap());
+        assert_eq!(found, expected, "{shape:?}");
+    }
+    for (shape, advice) in [
+        (&[2, 5][..], "each sequence is [batch, 1, 1, kv_seq]"),
+        (&[2, 3, 5], "each sequence is [batch, 1, seq, kv_seq]"),
+        (&[2, 1, 5], "each sequence is [batch, 1, seq, kv_seq]"),
+        (&[3], "[batch, heads, seq, kv_seq], here [2, 4, 3, 5]"),
+        (&[3, 2], "[batch, heads, seq, kv_seq], here [2, 4, 3, 5]"),
+        (&[1, 2, 4, 3, 5], "[batch, heads, seq, kv_seq], here [2, 4, 3, 5]"),
+    ] {
+        let mask = random(&ctx, DType::F32, shape, Lay::Contiguous, 2);
+        assert_names(run(&mask), &["attention", "mask", &format!("{shape:?}"), advice]);
+    }
+}
+
+#[test]
+fn a_padding_mask_for_each_sequence_hides_its_keys() {
+    let ctx = Context::cpu().unwrap();
+    // As many sequences as tokens and as heads.
+    let [q, k] = [1, 2].map(|seed| random(&ctx, DType::F32, &[3, 3, 3, 8], Lay::Contiguous, seed));
+    let lengths = [1, 3, 2];
+    let real = operand(&ctx, DType::F32, &[3, 3], Lay::Contiguous, |i| f64::from(u8::from(i % 3 < lengths[i / 3])));
+    let real = gt(&ctx, &real, 0.5).unwrap().unsqueeze(1).unwrap().unsqueeze(1).unwrap();
+    let y = attention(&q, &k, &k).mask(&real).run(&ctx).unwrap();
+    for (sequence, length) in lengths.into_iter().enumerate() {
+        let alone = |x: &Tensor| x.select(0, sequence).unwrap();
+        let keys = alone(&k).narrow(0, 0, length).unwrap();
+        let expected = attention(&alone(&q), &keys, &keys).run(&ctx).unwrap();
+        let expected = Host::of(&ctx, &expected);
+        assert_close(&ctx, &alone(&y), &expected, 1.0, 1e-6, &format!("sequence {sequence}"));
+    }
+}
+
+#[test]
+fn a_mask_that_may_be_of_a_batch_is_not_guessed() {
+    let ctx = Context::cpu().unwrap();
+    // As many sequences as tokens and as heads.
+    let q = random(&ctx, DType::F32, &[2, 2, 2, 8], Lay::Contiguous, 1);
+    let k = random(&ctx, DType::F32, &[2, 5, 2, 8], Lay::Contiguous, 2);
+    for (shape, ways) in [
+        (&[2, 5][..], ["[batch, 1, 1, kv_seq]", "[1, seq, kv_seq]"]),
+        (&[2, 1], ["[batch, 1, 1, kv_seq]", "[1, seq, kv_seq]"]),
+        (&[2, 2, 5], ["[batch, 1, seq, kv_seq]", "[1, heads, seq, kv_seq]"]),
+        (&[2, 1, 5], ["[batch, 1, seq, kv_seq]", "[1, heads, seq, kv_seq]"]),
+    ] {
+        let mask = random(&ctx, DType::F32, shape, Lay::Contiguous, 3);
+        for mask in [&mask, &gt(&ctx, &mask, 0.0).unwrap()] {
+            let refused = attention(&q, &k, &k).mask(mask).run(&ctx);
+            assert_names(refused, &["attention", "mask", &format!("{shape:?}"), ways[0], ways[1]]);
+            let shared = mask.unsqueeze(0).unwrap();
+            assert!(attention(&q, &k, &k).mask(&shared).run(&ctx).is_ok());
+        }
+    }
+    // One sequence, with its batch or without, leaves no doubt.
+    let (one, keys) = (q.narrow(0, 0, 1).unwrap(), k.narrow(0, 0, 1).unwrap());
+    let mask = random(&ctx, DType::F32, &[2, 5], Lay::Contiguous, 3);
+    let batched = attention(&one, &keys, &keys).mask(&mask).run(&ctx).unwrap();
+    let [one, keys] = [one, keys].map(|x| x.select(0, 0).unwrap());
+    let alone = attention(&one, &keys, &keys).mask(&mask).run(&ctx).unwrap();
+    assert_eq!(batched.to_vec::<f32>().unwrap(), alone.to_vec::<f32>().unwrap());
+    let wide = random(&ctx, DType::F32, &[1, 5], Lay::Contiguous, 3);
+    assert!(attention(&q, &k, &k).mask(&wide).run(&ctx).is_ok());
 }
 
 #[test]
