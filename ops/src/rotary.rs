@@ -41,7 +41,8 @@ impl RotaryTable {
 /// Every head of `x [.., seq, heads, head_dim]` turned by the angles of its token's position (Su et al. 2021), to be
 /// completed and run.
 ///
-/// `positions` are i32 `[seq]` or `[.., seq]`, below the table's length. Of `head_dim` values the first `rotary_dim`
+/// `positions` are i32 `[seq]` or `[.., seq]`, below the table's length: one for each token, and dimensions before the
+/// last broadcast. One position for a whole sequence is not repeated. Of `head_dim` values the first `rotary_dim`
 /// (twice the table's width) are turned, the others pass. Halves are paired, as in Llama and GPT-NeoX, unless
 /// [`Rotate::interleaved`] says otherwise.
 ///
@@ -105,10 +106,11 @@ impl Rotate<'_> {
             return Err(refuse("rotary", format!("{}; it must be [.., seq, heads, head_dim]", operand("x", x))));
         }
         expect_output("rotary", "y", y, x.shape())?;
-        let at = positions.layout().broadcast_to(leading).map_err(|_| {
+        let at = positions.layout().broadcast_to(leading).ok();
+        let Some(at) = at.filter(|_| positions.shape().last() == leading.last()) else {
             let reason = format!("{}, but {}", operand("x", x), operand("positions", positions));
-            refuse("rotary", format!("{reason}; they must be [seq] or {leading:?}"))
-        })?;
+            return Err(refuse("rotary", format!("{reason}; they must be [seq] or [.., seq], here {leading:?}")));
+        };
         if positions.dtype() != DType::I32 {
             let advice = "they must be i32: cast(ctx, positions, i32) gives them";
             return Err(refuse("rotary", format!("{}; {advice}", operand("positions", positions))));

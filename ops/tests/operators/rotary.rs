@@ -63,6 +63,11 @@ fn errors_of_rotary_say_what_is_wrong() {
     assert_names(rotary(&x, &at(&[0, 3]), &table).run(&ctx), &["rotary", "3"]);
     assert_names(rotary(&x, &at(&[0, -1]), &table).run(&ctx), &["rotary", "-1"]);
     assert_names(rotary(&x, &at(&[0, 1, 2]), &table).run(&ctx), &["rotary", "positions", "[3]", "[2]"]);
+    assert_names(rotary(&x, &at(&[1]), &table).run(&ctx), &["rotary", "positions", "[1]", "[.., seq]", "[2]"]);
+    let batch = ctx.tensor(&[0f32; 24], &[3, 2, 1, 4]).unwrap();
+    assert_names(rotary(&batch, &at(&[0, 1, 2]), &table).run(&ctx), &["rotary", "[3]", "[.., seq]", "[3, 2]"]);
+    let column = ctx.tensor(&[0i32; 3], &[3, 1]).unwrap();
+    assert_names(rotary(&batch, &column, &table).run(&ctx), &["rotary", "[3, 1]", "[.., seq]", "[3, 2]"]);
     let wide = ctx.tensor(&[0i64; 2], &[2]).unwrap();
     assert_names(rotary(&x, &wide, &table).run(&ctx), &["rotary", "i64", "i32", "cast"]);
     let flat = ctx.tensor(&[0f32; 8], &[2, 4]).unwrap();
