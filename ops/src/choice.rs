@@ -232,13 +232,24 @@ fn choose<O: Operator>(ctx: &Context, fixed: &O::Static, like: &O::Dynamic, call
 
 fn no_kernel<O: Operator>(ctx: &Context, fixed: &O::Static, Judged { rows, refused }: Judged<O>) -> KernelError {
     let judged = rows.into_iter().map(|(row, verdict)| match verdict {
-        Verdict::Failed(failure) => format!("{}: {failure}", row.name),
-        _ => format!("{}: only with deterministic off", row.name),
+        Verdict::Failed(failure) => (row.name, failure),
+        _ => (row.name, "only with deterministic off".into()),
     });
-    let reasons = refused.iter().map(|(name, reason)| format!("{name}: {reason}")).chain(judged);
+    // Kernels that differ only in their instruction set refuse for one reason, which is given once.
+    let mut reasons: Vec<(String, &str, usize)> = Vec::new();
+    for (name, reason) in refused.into_iter().chain(judged) {
+        match reasons.iter_mut().find(|(known, ..)| *known == reason) {
+            Some((.., more)) => *more += 1,
+            None => reasons.push((reason, name, 0)),
+        }
+    }
+    let reasons = reasons.into_iter().map(|(reason, name, more)| match more {
+        0 => format!("{name}: {reason}"),
+        _ => format!("{name} and {more} more: {reason}"),
+    });
     let mut reasons = reasons.collect::<Vec<_>>().join("; ");
     if reasons.is_empty() {
-        reasons = "no row of the table runs on this kind of device".into();
+        reasons = "no kernel of the table runs on this kind of device".into();
     }
     let device = ctx.device().id().to_string();
     KernelError::NoKernel { operator: O::NAME, problem: fixed.to_string(), device, reasons }

@@ -2,12 +2,12 @@
 
 use sinew_kernels::activation::Activation;
 use sinew_kernels::gemm::{A, B, BIAS, Epilogue, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs};
-use sinew_kernels::{Compute, Placed};
+use sinew_kernels::{Compute, Error as KernelError, Placed};
 use sinew_tensor::{DType, Layout, MAX_RANK, Tensor};
 
-use crate::error::refuse;
+use crate::error::{operand, refuse};
 use crate::layers::PackedWeight;
-use crate::{Context, Result};
+use crate::{Context, Error, Result};
 
 /// `a · b`, to be completed and run.
 ///
@@ -113,13 +113,13 @@ impl<'a> Matmul<'a> {
         let (n, b_k, b) = match self.b {
             Right::Tensor(b) => match b.shape() {
                 [.., k, n] => (*n, *k, Rhs::Strided(b.dtype())),
-                shape => return Err(refuse(NAME, format!("b is {shape:?}; a matrix has at least two dimensions"))),
+                _ => return Err(refuse(NAME, format!("{}; a matrix has at least two dimensions", operand("b", b)))),
             },
             Right::Packed(w) => (w.shape().n, w.shape().k, Rhs::Packed(w.shape().format)),
         };
         if self.a.shape().len() < 2 || k != Some(b_k) {
-            let a = self.a.layout();
-            return Err(refuse(NAME, format!("a is {a:?} and b has {b_k} rows of {n}; a wants [.., M, {b_k}]")));
+            let a = operand("a", self.a);
+            return Err(refuse(NAME, format!("{a}, and b has {b_k} rows of {n}; a must be [.., M, {b_k}]")));
         }
         let gated = matches!(self.b, Right::Packed(w) if w.shape().gated);
         if gated && self.activation.is_none() {
@@ -183,9 +183,26 @@ impl<'a> Matmul<'a> {
         let fixed = Self { output: Some(out.dtype()), ..self.clone() }.fixed()?;
         let shape = self.shape(&fixed)?;
         if out.shape() != shape {
-            return Err(refuse(NAME, format!("the result is {shape:?}, the output {:?}", out.layout())));
+            return Err(refuse(NAME, format!("the result has shape {shape:?}, but {}", operand("the output", out))));
         }
         self.run_fixed(ctx, &fixed, out)
+    }
+
+    /// Where no kernel takes the product, names the operand whose dtype is the likely reason.
+    fn name_operand(&self, error: Error) -> Error {
+        let b = match self.b {
+            Right::Tensor(b) => Some(("b", b)),
+            Right::Packed(_) => None,
+        };
+        let unusual = [Some(("a", self.a)), b, self.bias.map(|x| ("bias", x)), self.residual.map(|x| ("residual", x))];
+        let unusual = unusual.into_iter().flatten().find(|(_, x)| !DType::COMPUTE.contains(&x.dtype()));
+        match (error, unusual) {
+            (Error::Kernel(KernelError::NoKernel { .. }), Some((name, x))) => {
+                let advice = format!("products take f32, f16 and bf16: cast(ctx, {name}, …) gives one of them");
+                refuse(NAME, format!("{}; {advice}", operand(name, x)))
+            }
+            (error, _) => error,
+        }
     }
 
     fn run_fixed(&self, ctx: &Context, fixed: &GemmStatic, out: &mut Tensor) -> Result<()> {
@@ -211,7 +228,10 @@ impl<'a> Matmul<'a> {
         };
         let residual = match self.residual {
             Some(r) if r.shape() == shape => Some(matrices(r.layout(), "the residual")?),
-            Some(r) => return Err(refuse(NAME, format!("the residual is {:?}, the result {shape:?}", r.layout()))),
+            Some(r) => {
+                let residual = operand("the residual", r);
+                return Err(refuse(NAME, format!("the result has shape {shape:?}, but {residual}; both must match")));
+            }
             None => None,
         };
         let result = matrices(out.layout(), "the output")?;
@@ -244,7 +264,7 @@ impl<'a> Matmul<'a> {
             let bias = self.bias.map(Tensor::view);
             let inputs = Placed::of([(A, Some(a)), (B, Some(b)), (BIAS, bias), (RESIDUAL, residual), (ORDER, order)]);
             let d = out.view_mut()?.with_layout(at(&result)?)?;
-            ctx.run::<Gemm>(fixed, &call, &inputs, &[d])?;
+            ctx.run::<Gemm>(fixed, &call, &inputs, &[d]).map_err(|error| self.name_operand(error))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use sinew_kernels::softmax::{Softmax, SoftmaxDynamic, SoftmaxStatic};
 use sinew_tensor::Tensor;
 
-use crate::error::refuse;
+use crate::error::{operand, refuse};
 use crate::{Context, Result};
 
 /// `e^x / Σ e^x` over the last dimension, for f32, f16 and bf16 in any strides. Rows of `-inf` alone give zeros.
@@ -53,10 +53,8 @@ pub fn log_softmax_into(ctx: &Context, x: &Tensor, y: &mut Tensor) -> Result<()>
 
 fn run(ctx: &Context, x: &Tensor, y: &mut Tensor, log: bool) -> Result<()> {
     if x.shape().is_empty() || x.shape() != y.shape() {
-        return Err(refuse(
-            "softmax",
-            format!("x is {:?} and y {:?}, expected one shape [.., n]", x.layout(), y.layout()),
-        ));
+        let operands = [operand("x", x), operand("y", y)].join(", ");
+        return Err(refuse("softmax", format!("{operands}; they must have one shape [.., n]")));
     }
     let fixed = SoftmaxStatic { x: x.dtype(), out: y.dtype(), mask: None, scale: 1.0.into(), log };
     let call = SoftmaxDynamic::of(x.shape());

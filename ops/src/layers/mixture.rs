@@ -12,7 +12,7 @@ use sinew_memory::{Arena, ArenaPlan};
 use sinew_tensor::{DType, Layout, Tensor, View, ViewMut};
 
 use super::{PackedShape, PackedWeight, bytes, names, row_counts, size};
-use crate::error::refuse;
+use crate::error::{operand, refuse};
 use crate::{Context, Planned, Result};
 
 /// Where the tokens of a step go: written by [`Route`], read by what runs the experts.
@@ -236,8 +236,8 @@ impl Route {
     pub fn run(&self, ctx: &Context, logits: View<'_>, routing: &mut Routing) -> Result<()> {
         let (tokens, room) = (size(&logits, 0), routing.experts.shape()[0]);
         if routing.top_k != self.options.top_k || tokens > room {
-            let top_k = routing.top_k;
-            let reason = format!("{tokens} tokens with {:?}, in room for {room} with top_k {top_k}", self.options);
+            let [own, made] = [self.options.top_k, routing.top_k];
+            let reason = format!("{tokens} tokens of {own} experts each; the routing has room for {room} of {made}");
             return Err(refuse("route", reason));
         }
         routing.tokens = tokens;
@@ -372,7 +372,7 @@ impl GroupedLinear {
         }
         let &PackedShape { groups, n, .. } = weight.shape();
         if let Some(bias) = options.bias.as_ref().filter(|bias| bias.shape() != [groups, n]) {
-            let reason = format!("the bias is {:?}; expected {:?}", bias.layout(), [groups, n]);
+            let reason = format!("{}; expected [{groups}, {n}]", operand("the bias", bias));
             return Err(refuse("grouped linear", reason));
         }
         let fixed = GroupedGemmStatic { gathered: weight.order().is_some(), ..Self::problem(weight.shape(), &options) };
