@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use sinew_memory::{Cpu, Error as MemoryError, Location, MappedFile};
 use sinew_models::Error;
-use sinew_models::safetensors::{FileLayout, MAX_HEADER_BYTES, load, save, save_with_metadata, to_tensor};
+use sinew_models::safetensors::{FileLayout, Header, MAX_HEADER_BYTES, load, save, save_with_metadata, to_tensor};
 use sinew_tensor::{DType, Error as TensorError, Tensor};
 
 fn location(tensor: &Tensor) -> Location {
@@ -178,4 +178,78 @@ fn broken_files_are_errors_that_name_them() {
     let deep = TensorView::new(Dtype::U8, vec![1; 9], &[0]).unwrap();
     assert!(load_error(&serialize([("deep", deep)], None).unwrap()).to_string().contains("deep"));
     assert!(load(&cpu, folder.path().join("missing")).is_err());
+}
+
+/// Characters of the longest message.
+const MOST: usize = 1000;
+
+/// The error with its causes, checked to be one line of bounded length.
+#[track_caller]
+fn one_line(error: &Error) -> String {
+    let text = error.one_line();
+    assert!(!text.contains(char::is_control), "{text:?}");
+    assert!(text.chars().count() <= MOST, "{} characters: {text}", text.chars().count());
+    text
+}
+
+/// The error of a file with this header and so many bytes of data.
+fn load_error(header: &str, data: usize) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data]].concat();
+    std::fs::write(&path, file).unwrap();
+    one_line(&load(&Cpu::get(), &path).unwrap_err())
+}
+
+#[test]
+fn names_from_files_are_escaped_and_cut() {
+    let long = "w".repeat(1 << 20);
+    let entry = |name: &str, dtype: &str, shape: &str, end: usize| {
+        format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#)
+    };
+    let ones = format!("[{}]", vec!["1"; 64].join(","));
+    let deep = format!("[{}]", vec!["1"; 60_000].join(","));
+    for (header, words) in [
+        (entry(&long, "F32", "[1]", 8), "1048576 bytes"),
+        (entry("two\\nlines", "F32", "[1]", 8), "two\\nlines"),
+        (entry(&long, "F32", &ones, 4), "more than 8 dimensions"),
+        (entry("x", "F32", &ones, 8), "does not take"),
+        (entry("x", "F32", &deep, 4), "60000 dimensions"),
+        (entry("x", &long, "[1]", 4), "unknown variant"),
+        (entry("x", "two\\nlines", "[1]", 4), "unknown variant `two\\nlines`"),
+        (entry(&long, "U16", "[1]", 2), "U16"),
+        (format!(r#"{{"{long}":1,"{long}":2}}"#), "invalid type"),
+    ] {
+        let data = if header.contains("U16") { 2 } else { 4 };
+        let error = load_error(&header, data);
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let good = entry("x", "U8", "[4]", 4);
+    assert!(Header::read(good.as_bytes(), 8 + good.len() as u64 + 4).is_ok());
+}
+
+#[test]
+fn a_name_that_is_taken_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let x = Tensor::from_slice(&Cpu::get(), &[1f32], &[1]).unwrap();
+    let long = "two\nlines ".repeat(10_000);
+    let error = save(folder.path().join("x"), [(&long, &x), (&long, &x)]).unwrap_err();
+    assert!(one_line(&error).contains("its name is taken"), "{error}");
+}
+
+#[test]
+fn tensors_without_elements_load_as_they_were_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let device = Cpu::get();
+    let shapes: [&[usize]; 4] = [&[0], &[3, 0], &[0, 2, 5], &[]];
+    let tensors: Vec<Tensor> = shapes.iter().map(|s| Tensor::zeros(&device, DType::BF16, s).unwrap()).collect();
+    let named = tensors.iter().enumerate().map(|(i, x)| (i.to_string(), x));
+    save(&path, named).unwrap();
+    let loaded = load(&device, &path).unwrap();
+    for (i, x) in tensors.iter().enumerate() {
+        let loaded = &loaded[&i.to_string()];
+        assert_eq!((loaded.shape(), loaded.dtype()), (x.shape(), x.dtype()));
+        assert_eq!(loaded.to_bytes().unwrap(), x.to_bytes().unwrap());
+    }
 }

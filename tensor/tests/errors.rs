@@ -3,7 +3,6 @@
 use std::error::Error as _;
 
 use sinew_memory::Cpu;
-use sinew_tensor::safetensors::{self, Header};
 use sinew_tensor::{DType, Error, Layout, Tensor};
 
 /// Characters of the longest message.
@@ -22,15 +21,6 @@ fn assert_one_line(error: &Error) -> String {
     // What `main` prints of an error that it returns.
     assert!(!format!("{error:?}").contains(char::is_control), "{error:?}");
     text
-}
-
-/// The error of a file with this header and so many bytes of data.
-fn load_error(header: &str, data: usize) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data]].concat();
-    std::fs::write(&path, file).unwrap();
-    assert_one_line(&safetensors::load(&Cpu::get(), &path).unwrap_err())
 }
 
 #[test]
@@ -69,57 +59,4 @@ fn shapes_of_many_dimensions_are_cut_short() {
     }
     let error = Layout::contiguous(&many).unwrap_err();
     assert!(assert_one_line(&error).contains("[1, 1, 1, 1, 1, 1, 1, 1] and 99992 more"), "{error}");
-}
-
-#[test]
-fn names_from_files_are_escaped_and_cut() {
-    let long = "w".repeat(1 << 20);
-    let entry = |name: &str, dtype: &str, shape: &str, end: usize| {
-        format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#)
-    };
-    let ones = format!("[{}]", vec!["1"; 64].join(","));
-    let deep = format!("[{}]", vec!["1"; 60_000].join(","));
-    for (header, words) in [
-        (entry(&long, "F32", "[1]", 8), "1048576 bytes"),
-        (entry("two\\nlines", "F32", "[1]", 8), "two\\nlines"),
-        (entry(&long, "F32", &ones, 4), "more than 8 dimensions"),
-        (entry("x", "F32", &ones, 8), "and 56 more"),
-        (entry("x", "F32", &deep, 4), "60000 dimensions"),
-        (entry("x", &long, "[1]", 4), "unknown variant"),
-        (entry("x", "two\\nlines", "[1]", 4), "unknown variant `two\\nlines`"),
-        (entry(&long, "U16", "[1]", 2), "U16"),
-        (format!(r#"{{"{long}":1,"{long}":2}}"#), "invalid type"),
-    ] {
-        let data = if header.contains("U16") { 2 } else { 4 };
-        let error = load_error(&header, data);
-        assert!(error.contains(words), "{words}: {error}");
-    }
-    let good = entry("x", "U8", "[4]", 4);
-    assert!(Header::read(good.as_bytes(), 8 + good.len() as u64 + 4).is_ok());
-}
-
-#[test]
-fn a_name_that_is_taken_is_cut() {
-    let folder = tempfile::tempdir().unwrap();
-    let x = Tensor::from_slice(&Cpu::get(), &[1f32], &[1]).unwrap();
-    let long = "two\nlines ".repeat(10_000);
-    let error = safetensors::save(folder.path().join("x"), [(&long, &x), (&long, &x)]).unwrap_err();
-    assert!(assert_one_line(&error).contains("its name is taken"), "{error}");
-}
-
-#[test]
-fn tensors_without_elements_load_as_they_were_saved() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.safetensors");
-    let device = Cpu::get();
-    let shapes: [&[usize]; 4] = [&[0], &[3, 0], &[0, 2, 5], &[]];
-    let tensors: Vec<Tensor> = shapes.iter().map(|s| Tensor::zeros(&device, DType::BF16, s).unwrap()).collect();
-    let named = tensors.iter().enumerate().map(|(i, x)| (i.to_string(), x));
-    safetensors::save(&path, named).unwrap();
-    let loaded = safetensors::load(&device, &path).unwrap();
-    for (i, x) in tensors.iter().enumerate() {
-        let loaded = &loaded[&i.to_string()];
-        assert_eq!((loaded.shape(), loaded.dtype()), (x.shape(), x.dtype()));
-        assert_eq!(loaded.to_bytes().unwrap(), x.to_bytes().unwrap());
-    }
 }
