@@ -48,5 +48,7 @@ fn errors_of_products_say_what_is_wrong() {
     let ctx = Context::cpu().unwrap();
     let zeros = |shape: &[usize]| random(&ctx, DType::F32, shape, Lay::Contiguous, 0);
     assert_names(matmul(&zeros(&[2, 3]), &zeros(&[4, 5])).run(&ctx), &["matmul", "[2, 3]", "4 rows of 5"]);
+    let wide = cast(&ctx, &zeros(&[3, 5]), DType::F64).unwrap();
+    assert_names(matmul(&zeros(&[2, 3]), &wide).run(&ctx), &["matmul", "b is f64", "[3, 5]", "cast(ctx, b"]);
     assert_names(matmul(&zeros(&[2, 2, 3]), &zeros(&[3, 3, 5])).run(&ctx), &["matmul", "broadcast"]);
 }

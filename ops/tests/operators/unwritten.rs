@@ -178,9 +178,9 @@ fn rows_and_reductions_are_written() {
                     let (values, indices) = topk(ctx, &x, k)?;
                     all.extend([values, indices]);
                 }
-                for dim in 0..shape.len() {
+                for (dim, &size) in shape.iter().enumerate() {
                     all.extend([sum(&x).dim(dim).run(ctx)?, mean(&x).dim(dim).keepdim().run(ctx)?]);
-                    if shape[dim] > 0 {
+                    if size > 0 {
                         all.extend([max(&x).dim(dim).run(ctx)?, min(&x).dim(dim).run(ctx)?]);
                         all.extend([argmax(&x).dim(dim).run(ctx)?, argmin(&x).dim(dim).run(ctx)?]);
                     }
