@@ -31,10 +31,14 @@ struct Case {
     error: Option<String>,
 }
 
+fn fixture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    std::fs::read_to_string(path).expect("the fixture is there")
+}
+
 #[test]
 fn templates_render_as_transformers_does_byte_for_byte() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat_templates");
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("the fixture is there");
+    let read = |name: &str| fixture(&format!("chat_templates/{name}"));
     let expected: Expected = serde_json::from_str(&read("expected.json")).expect("the fixture is valid");
     let (mut templates, mut wrong) = (BTreeMap::new(), Vec::new());
     for case in &expected.cases {
@@ -64,5 +68,32 @@ fn templates_render_as_transformers_does_byte_for_byte() {
         }
     }
     assert!(templates.len() >= 10 && expected.cases.len() >= 150);
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), expected.cases.len(), wrong.join("\n"));
+}
+
+#[derive(Deserialize)]
+struct SmallTemplates {
+    variables: Map<String, Value>,
+    /// Each template with its text, or `None` if it fails.
+    cases: Vec<(String, Option<String>)>,
+}
+
+#[test]
+fn expressions_and_statements_are_those_of_jinja() {
+    let mut expected: SmallTemplates = serde_json::from_str(&fixture("jinja/expected.json")).expect("a valid fixture");
+    let mut list = |name: &str| match expected.variables.remove(name) {
+        Some(Value::Array(items)) => items,
+        other => panic!("{name} must be a list, found {other:?}"),
+    };
+    let (messages, tools) = (list("messages"), Some(list("tools")));
+    let conversation = Conversation { messages, tools, variables: expected.variables, ..Conversation::default() };
+    let mut wrong = Vec::new();
+    for (template, text) in &expected.cases {
+        let found = ChatTemplate::from_source(template.as_str()).render(&conversation);
+        if found.as_ref().ok() != text.as_ref() {
+            wrong.push(format!("{template:?}:\n  found    {found:?}\n  expected {text:?}"));
+        }
+    }
+    assert!(expected.cases.len() >= 1500);
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), expected.cases.len(), wrong.join("\n"));
 }

@@ -1,17 +1,13 @@
 //! Conversations as the text that a model was trained on: chat templates.
 //!
-//! A template is a Jinja program that comes with a checkpoint, so it is run as one would run any program of a
-//! stranger's: it reads nothing but what it is given, and its steps, the sizes of all values that it makes, its time
-//! and its text are bounded. What it writes is what transformers' `apply_chat_template` gives for it, byte for byte.
+//! A template is a Jinja program that comes with a checkpoint, so nobody may have read it. It sees only what it is
+//! given, and its steps, time, memory and text are limited. It writes what transformers' `apply_chat_template` gives.
 
-mod environment;
-mod json;
-mod meter;
-mod python;
+mod jinja;
 
 use serde_json::{Map, Value};
 
-use crate::documents::{Documents, FileName};
+use crate::documents::{ADDITIONAL_CHAT_TEMPLATES, Documents, FileName};
 use crate::error::{Error, Result};
 use crate::json::{Fields, brief};
 
@@ -31,7 +27,7 @@ const MAX_TEMPLATE_BYTES: usize = 256 << 10;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatTemplate {
-    /// By name; `default` is the one for everything that has no template of its own.
+    /// Templates by name. `default` serves every conversation that no other template is for.
     templates: Vec<(String, String)>,
     special_tokens: Map<String, Value>,
     /// The file, for messages.
@@ -82,25 +78,42 @@ impl ChatTemplate {
         }
     }
 
+    /// The templates of a folder, with its special tokens.
+    ///
+    /// Template files replace those of `tokenizer_config.json`. As in transformers, `special_tokens_map.json` counts only
+    /// beside a `tokenizer_config.json` without `added_tokens_decoder`, and then goes before it.
     pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();
-        let mut file = FileName::TokenizerConfig;
-        if let Some(value) = documents.json_if_present(file)? {
-            let fields = Fields::of(value, file.as_str(), "")?;
+        let mut map_counts = true;
+        let mut file = FileName::TokenizerConfig.as_str();
+        if let Some(value) = documents.json_if_present(FileName::TokenizerConfig)? {
+            let fields = Fields::of(value, file, "")?;
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
+            map_counts = !fields.mentions("added_tokens_decoder");
         }
         let map = FileName::SpecialTokensMap;
-        if let Some(value) = documents.json_if_present(map)? {
+        if map_counts && let Some(value) = documents.json_if_present(map)? {
             add_special_tokens(&mut special_tokens, &Fields::of(value, map.as_str(), "")?)?;
         }
-        if let Some(source) = documents.text_if_present(FileName::ChatTemplate)? {
-            templates = vec![("default".to_owned(), source)];
-            file = FileName::ChatTemplate;
+        let own = documents.text_if_present(FileName::ChatTemplate)?;
+        let additional = documents.additional_chat_templates()?;
+        if own.is_some() || !additional.is_empty() {
+            file = if own.is_some() { FileName::ChatTemplate.as_str() } else { ADDITIONAL_CHAT_TEMPLATES };
+            templates = own.map(|source| ("default".to_owned(), source)).into_iter().chain(additional).collect();
         }
-        let file = file.as_str().to_owned();
+        let file = file.to_owned();
         Ok((!templates.is_empty()).then_some(Self { templates, special_tokens, file }))
+    }
+
+    /// The template called `name` for all conversations, with or without tools; `None` if there is none of this name.
+    ///
+    /// Names are those of the files in `additional_chat_templates`, or of `chat_template` in `tokenizer_config.json`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<Self> {
+        let source = self.template(name)?.to_owned();
+        Some(Self { templates: vec![("default".to_owned(), source)], ..self.clone() })
     }
 
     /// The template with these special tokens, such as `bos_token`, in place of its own.
@@ -110,16 +123,16 @@ impl ChatTemplate {
         self
     }
 
-    /// The text of a conversation. Special tokens are part of it: it is tokenized without adding any.
+    /// The text of a conversation. It has its special tokens, so it is tokenized without adding any.
     ///
     /// # Errors
-    /// [`Error::Input`] for no message, [`Error::Template`] for a template that is no Jinja, that refuses the
-    /// conversation, or that asks for more than a template may have.
+    /// [`Error::Input`] for no message, [`Error::Template`] for a template that is not Jinja, refuses the conversation or
+    /// exceeds the limits of a template.
     pub fn render(&self, conversation: &Conversation) -> Result<String> {
         let source = self.source(conversation.tools.is_some())?;
         let failed = |problem| Error::Template { file: self.file.clone(), problem };
         if source.len() > MAX_TEMPLATE_BYTES {
-            return Err(failed(format!("{} bytes are more than a template may have", source.len())));
+            return Err(failed(format!("{} bytes are more than the {MAX_TEMPLATE_BYTES} of a template", source.len())));
         }
         let mut variables = self.special_tokens.clone();
         variables.extend(conversation.variables.clone());
@@ -131,14 +144,18 @@ impl ChatTemplate {
         variables.insert("tools".to_owned(), conversation.tools.clone().map_or(Value::Null, Value::Array));
         variables.insert("documents".to_owned(), Value::Null);
         variables.insert("add_generation_prompt".to_owned(), conversation.add_generation_prompt.into());
-        environment::render(source, &variables).map_err(failed)
+        jinja::render(source, &variables).map_err(failed)
+    }
+
+    /// The last template of this name.
+    fn template(&self, name: &str) -> Option<&str> {
+        self.templates.iter().rfind(|(other, _)| other == name).map(|(_, source)| source.as_str())
     }
 
     /// The template for conversations with or without tools.
     fn source(&self, tools: bool) -> Result<&str> {
-        let named = |name: &str| self.templates.iter().find(|(n, _)| n == name).map(|(_, source)| source.as_str());
-        let chosen = if tools { named("tool_use").or_else(|| named("default")) } else { named("default") };
-        chosen.ok_or_else(|| {
+        let for_tools = if tools { self.template("tool_use") } else { None };
+        for_tools.or_else(|| self.template("default")).ok_or_else(|| {
             let names: Vec<&str> = self.templates.iter().map(|(name, _)| name.as_str()).collect();
             Error::Template {
                 file: self.file.clone(),
@@ -148,59 +165,78 @@ impl ChatTemplate {
     }
 }
 
-/// `chat_template`: a text, or a list of `{"name": …, "template": …}`.
+/// `chat_template`: a string, a list of `{"name": …, "template": …}`, or an object of templates by name.
 fn named_templates(fields: &Fields<'_>) -> Result<Vec<(String, String)>> {
     const FIELD: &str = "chat_template";
+    let wrong = |expected: &str, found: &Value| fields.problem(FIELD, &format!("{expected}, found {}", brief(found)));
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
     match fields.get(FIELD) {
         None => Ok(Vec::new()),
         Some(Value::String(source)) => Ok(vec![("default".to_owned(), source.clone())]),
         Some(Value::Array(list)) => list
             .iter()
             .map(|entry| {
-                let text = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
-                text("name").zip(text("template")).ok_or_else(|| {
-                    fields.problem(FIELD, &format!("must have objects with name and template, found {}", brief(entry)))
-                })
+                let template = text(entry.get("name")).zip(text(entry.get("template")));
+                template.ok_or_else(|| wrong("must have objects with name and template", entry))
             })
             .collect(),
-        Some(other) => {
-            Err(fields
-                .problem(FIELD, &format!("must be a string or a list of named templates, found {}", brief(other))))
-        }
+        Some(Value::Object(templates)) => templates
+            .iter()
+            .map(|(name, source)| {
+                let source = text(Some(source)).ok_or_else(|| wrong("must have strings as templates", source))?;
+                Ok((name.clone(), source))
+            })
+            .collect(),
+        Some(other) => Err(wrong("must be a string or a list of named templates", other)),
     }
 }
 
-/// The tokens that `fields` names, where they are not known yet: `"eos_token": "</s>"`, or an object with `content`.
+/// Adds the tokens that a file names: those that Hugging Face's tokenizers know, and all others called `…_token`. Each is
+/// a string, or an object with `content`. Named extra tokens go before both.
 fn add_special_tokens(tokens: &mut Map<String, Value>, fields: &Fields<'_>) -> Result<()> {
     const NAMES: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-    let more = fields.get("extra_special_tokens").and_then(Value::as_object);
-    let named = NAMES.into_iter().filter_map(|name| Some((name, fields.get(name)?)));
-    for (name, value) in named.chain(more.into_iter().flatten().map(|(name, value)| (name.as_str(), value))) {
-        let token = value.as_str().or_else(|| value.get("content")?.as_str());
-        let Some(token) = token else {
-            return Err(fields.problem(name, &format!("must be a string or a token's object, found {}", brief(value))));
+    let content = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
+    let wrong = |name: &str, value: &Value| {
+        fields.problem(name, &format!("must be a string or a token's object, found {}", brief(value)))
+    };
+    for name in fields.keys().filter(|name| name.ends_with("_token")) {
+        let Some(value) = fields.get(name) else { continue };
+        match content(value) {
+            Some(token) => tokens.insert(name.to_owned(), token.into()),
+            None if NAMES.contains(&name) => return Err(wrong(name, value)),
+            // Settings such as `add_bos_token` are no tokens.
+            None => continue,
         };
-        if !tokens.contains_key(name) {
-            tokens.insert(name.to_owned(), token.into());
+    }
+    for named in ["extra_special_tokens", "model_specific_special_tokens"] {
+        // A list has tokens without names.
+        let Some(Value::Object(extra)) = fields.get(named) else { continue };
+        for (name, value) in extra {
+            tokens.insert(name.clone(), content(value).ok_or_else(|| wrong(name, value))?.into());
         }
     }
     Ok(())
 }
 
-/// A message as transformers gives it to templates: without what is null, and its reasoning under all the names that
-/// templates read it by.
+/// A message as transformers gives it to templates: without fields that are null, and with its reasoning under all names
+/// that templates read it by.
 fn as_given(message: &Value) -> Value {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-    let mut message = message.clone();
-    if let Value::Object(fields) = &mut message {
-        fields.retain(|_, value| !value.is_null());
-        if let Some(reasoning) = NAMES.iter().find_map(|&name| fields.get(name)).cloned() {
-            fields.entry("thinking").or_insert_with(|| reasoning.clone());
-            fields.insert("reasoning_content".to_owned(), reasoning);
-        }
+    let Value::Object(fields) = message else { return message.clone() };
+    let present = |name: &str| fields.get(name).filter(|value| !value.is_null());
+    let reasoning = NAMES.iter().find_map(|name| present(name));
+    let mut given = Map::new();
+    // Templates may print a message, so the order of its fields counts.
+    if let Some(reasoning) = reasoning {
+        given.insert("thinking".to_owned(), reasoning.clone());
     }
-    message
+    given
+        .extend(fields.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())));
+    if let Some(reasoning) = reasoning {
+        given.insert("reasoning_content".to_owned(), reasoning.clone());
+    }
+    Value::Object(given)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The files of a model's folder beside its weights: their names, and what they say, before anything is made of it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files;
 use crate::json::{self, Fields};
 use crate::pooling;
@@ -54,6 +55,12 @@ impl FileName {
         matches!(self, Self::Modules | Self::SentenceTransformersConfig)
     }
 }
+
+/// The folder of chat templates beside the one in [`FileName::ChatTemplate`], each a file named after its template.
+pub(crate) const ADDITIONAL_CHAT_TEMPLATES: &str = "additional_chat_templates";
+
+/// How the names of the files in [`ADDITIONAL_CHAT_TEMPLATES`] end.
+pub(crate) const TEMPLATE_SUFFIX: &str = ".jinja";
 
 /// The files of a model's folder, as whoever reads one takes them.
 #[derive(Debug)]
@@ -119,6 +126,36 @@ impl Documents {
     /// The text of a file; `None` where there is none.
     pub(crate) fn text_if_present(&self, file: FileName) -> Result<Option<String>> {
         files::if_present(self.text(file))
+    }
+
+    /// Names and sources of the files in [`ADDITIONAL_CHAT_TEMPLATES`], in the order of their names.
+    ///
+    /// # Errors
+    /// An error for a folder or file that cannot be read, and for more or longer files than there is use for.
+    pub(crate) fn additional_chat_templates(&self) -> Result<Vec<(String, String)>> {
+        const MAX_TEMPLATES: usize = 64;
+        const MAX_BYTES: u64 = 1 << 20;
+        let folder = self.path.join(ADDITIONAL_CHAT_TEMPLATES);
+        if !folder.is_dir() {
+            return Ok(Vec::new());
+        }
+        let failed = |e| Error::io("read", &folder, e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(name) = name.to_str().and_then(|name| name.strip_suffix(TEMPLATE_SUFFIX)) else { continue };
+            if names.len() == MAX_TEMPLATES {
+                let problem = format!("more than {MAX_TEMPLATES} chat templates");
+                return Err(Error::Config { file: ADDITIONAL_CHAT_TEMPLATES.to_owned(), problem });
+            }
+            names.push(name.to_owned());
+        }
+        names.sort();
+        let read = |name: String| {
+            let source = files::read_within(&folder.join(format!("{name}{TEMPLATE_SUFFIX}")), MAX_BYTES)?;
+            Ok((name, source))
+        };
+        names.into_iter().map(read).collect()
     }
 
     /// What a JSON file says; `None` where there is none.

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::documents::{Documents, FileName};
+use crate::documents::{ADDITIONAL_CHAT_TEMPLATES, Documents, FileName};
 use crate::error::{Error, Result, one_line};
 use crate::files;
 use crate::pooling;
@@ -271,10 +271,13 @@ impl Snapshot {
         there(CONFIG) && (there(SINGLE) || has_shards())
     }
 
-    /// Whether of every small file that is read it is known whether there is one.
+    /// Whether each small file that is read is there, or known to be missing.
     fn is_complete(&self) -> bool {
-        let known = |name: &str| self.folder.join(name).is_file() || self.missing.join(name).exists();
-        known(MODULES) && self.small_files().is_ok_and(|names| names.iter().all(|name| known(name)))
+        let is_missing = |name: &str| self.missing.join(name).exists();
+        let known = |name: &str| self.folder.join(name).is_file() || is_missing(name);
+        known(MODULES)
+            && (self.folder.join(ADDITIONAL_CHAT_TEMPLATES).is_dir() || is_missing(ADDITIONAL_CHAT_TEMPLATES))
+            && self.small_files().is_ok_and(|names| names.iter().all(|name| known(name)))
     }
 
     /// The names of all small files that are read, once `modules.json` is there: some lie in folders that it names.

@@ -15,7 +15,7 @@ use ureq::http::{Response, StatusCode};
 use super::download::{Blob, CONNECT, Download, SILENCE};
 use super::{Hub, Id, MODULES, Progress, Repository, SINGLE, Snapshot, is_hash, variables};
 use crate::contents;
-use crate::documents::FileName;
+use crate::documents::{ADDITIONAL_CHAT_TEMPLATES, FileName, TEMPLATE_SUFFIX};
 use crate::error::{Error, Result, one_line};
 use crate::tensors::{self, INDEX};
 
@@ -51,6 +51,17 @@ impl Listing {
         contents::instead_of_weights(&names).map_or_else(String::new, |instead| format!(", only {instead}"))
     }
 
+    /// The files directly in the folder of additional chat templates.
+    fn additional_chat_templates(&self) -> impl Iterator<Item = &str> {
+        let name_of = |path: &str| {
+            let name = path.strip_prefix(ADDITIONAL_CHAT_TEMPLATES)?.strip_prefix('/')?;
+            let plain = !name.contains(['/', '\\']) && name.len() > TEMPLATE_SUFFIX.len();
+            (plain && name.ends_with(TEMPLATE_SUFFIX)).then_some(())
+        };
+        let paths = self.siblings.iter().map(|sibling| sibling.rfilename.as_str());
+        paths.filter(move |path| name_of(path).is_some())
+    }
+
     fn blob(&self, name: &str) -> Result<Option<Blob<'_>>> {
         let Some(sibling) = self.siblings.iter().find(|sibling| sibling.rfilename == name) else {
             return Ok(None);
@@ -84,6 +95,7 @@ impl Hub {
             return Err(Error::Hub(format!("{id} on the hub has no {config}{}", listing.instead())));
         }
         // Nothing but these and the weights is ever fetched: no pickles, no code.
+        transfer.chat_templates(&listing)?;
         for name in transfer.snapshot.small_files()? {
             transfer.file_if_there(&listing, &name)?;
         }
@@ -162,6 +174,20 @@ impl Transfer<'_> {
         if let Some(blob) = listing.blob(name)? {
             return self.file(&blob);
         }
+        self.note_missing(name)
+    }
+
+    /// Brings the additional chat templates into the snapshot, or notes that the commit has none.
+    fn chat_templates(&mut self, listing: &Listing) -> Result<()> {
+        let names: Vec<&str> = listing.additional_chat_templates().collect();
+        if names.is_empty() {
+            return self.note_missing(ADDITIONAL_CHAT_TEMPLATES);
+        }
+        names.into_iter().try_for_each(|name| self.file_if_there(listing, name))
+    }
+
+    /// Notes that the commit has no file or folder of this name.
+    fn note_missing(&self, name: &str) -> Result<()> {
         let marker = self.snapshot.missing.join(name);
         make_parent(&marker)?;
         File::create(&marker).map(drop).map_err(|e| Error::io("create", &marker, e))
