@@ -347,6 +347,43 @@ fn every_file_that_is_read_is_fetched_wherever_it_is() {
     refusal(&hub_of(&server, other.path()), "owner/name", &["outside the model's folder"]);
 }
 
+#[test]
+fn additional_chat_templates_are_fetched() {
+    let (server, cache) = (Server::of(SINGLE), cache());
+    server.behaves(|state| {
+        for (name, source) in [
+            ("chat_template.jinja", "plain"),
+            ("additional_chat_templates/tool_use.jinja", "tools"),
+            ("additional_chat_templates/rag.jinja", "rag"),
+            ("additional_chat_templates/notes.txt", "no template"),
+            ("additional_chat_templates/deeper/x.jinja", "too deep"),
+            ("other/y.jinja", "elsewhere"),
+        ] {
+            state.files.insert(name.to_owned(), source.as_bytes().to_vec());
+        }
+    });
+    let hub = hub_of(&server, cache.path());
+    let path = locate(&hub, "owner/name").expect("fetched");
+    let folder = Folder::new(&path);
+    let template = folder.chat_template().expect("valid").expect("there is one");
+    let hello = Conversation::default().with("user", "Hello");
+    assert_eq!(template.render(&hello).expect("rendered"), "plain");
+    let with_tools = Conversation { tools: Some(Vec::new()), ..hello.clone() };
+    assert_eq!(template.render(&with_tools).expect("rendered"), "tools");
+    let rag = template.named("rag").expect("it was fetched");
+    assert_eq!(rag.render(&hello).expect("rendered"), "rag");
+    assert_eq!(fs::read_dir(path.join("additional_chat_templates")).expect("a folder").count(), 2);
+    assert!(!path.join("other").exists());
+
+    server.asked();
+    locate(&hub, "owner/name").expect("cached");
+    assert_eq!(server.asked(), [""; 0]);
+    // A cache that another program filled may lack them.
+    fs::remove_dir_all(path.join("additional_chat_templates")).expect("it was there");
+    locate(&hub, "owner/name").expect("completed");
+    assert!(path.join("additional_chat_templates/rag.jinja").exists());
+}
+
 /// As programs leave it that note nothing of files that they do not read.
 #[test]
 fn a_transformer_in_a_folder_of_its_own_is_fetched_from_there() {

@@ -117,8 +117,8 @@ impl Folder {
         format!("{} {}", folder.display(), contents::no_tokenizer(&folder))
     }
 
-    /// The chat template in `chat_template.jinja`, else that in `tokenizer_config.json`, with the special tokens of
-    /// `tokenizer_config.json` and `special_tokens_map.json`; `None` where there is no template.
+    /// The chat templates in `chat_template.jinja` and `additional_chat_templates`, else those in `tokenizer_config.json`,
+    /// with the special tokens of `tokenizer_config.json` and `special_tokens_map.json`; `None` if there is no template.
     ///
     /// # Errors
     ///

@@ -154,10 +154,7 @@ impl Machine {
             Value::Bool(_) | Value::Int(_) | Value::Big(_) => methods::int_attribute(value, name),
             Value::Float(_) => methods::float_attribute(value, name),
             Value::Namespace(namespace) => {
-                return Ok(match namespace.get(name) {
-                    Some(value) => Some(Found::Value(value)),
-                    None => None,
-                });
+                return Ok(namespace.get(name).map(Found::Value));
             }
             Value::Loop(looped) => return self.loop_attribute(value, looped, name),
             Value::Macro(called) => methods::macro_attribute(called, name),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::error::{Result, fail};
 
 /// Maximum number of steps of one rendering. Long conversations take some ten thousand.
-const MAX_STEPS: u64 = 2_000_000;
+const MAX_STEPS: u64 = 5_000_000;
 /// Maximum time of one rendering, for steps that are slower than usual.
 const MAX_TIME: Duration = Duration::from_secs(5);
 /// How many steps pass between two looks at the clock.

@@ -12,6 +12,9 @@ use super::iterate::Iter;
 use super::text::escape_html;
 use super::value::{List, Macro, Namespace, Undefined, Value};
 
+/// Steps of a loop's round beside those of its body, for the scope that it makes.
+const STEPS_PER_ROUND: usize = 4;
+
 /// Runs one template once.
 pub(super) struct Machine {
     pub budget: Budget,
@@ -401,6 +404,7 @@ impl Machine {
         let name: Rc<str> = "loop".into();
         let mut completed = false;
         while let Some(item) = self.next_item(&looped)? {
+            self.budget.steps(STEPS_PER_ROUND)?;
             looped.advance(&item);
             let inner = Scope::inside(&scope);
             inner.set(&name, Value::Loop(looped.clone()));

@@ -185,7 +185,7 @@ impl Spec {
         let Some(separator) = self.grouping else { return digits.to_owned() };
         let mut out = String::new();
         for (at, c) in digits.chars().enumerate() {
-            if at > 0 && (digits.len() - at) % group == 0 {
+            if at > 0 && (digits.len() - at).is_multiple_of(group) {
                 out.push(separator);
             }
             out.push(c);

@@ -688,7 +688,14 @@ impl Parser {
         };
         let mut postfixes = Vec::new();
         self.subscripts_and_calls(&mut postfixes)?;
-        while with_filters {
+        if with_filters {
+            self.filters_tests_and_calls(&mut postfixes)?;
+        }
+        Ok(with_postfixes(base, postfixes))
+    }
+
+    fn filters_tests_and_calls(&mut self, postfixes: &mut Vec<Postfix>) -> Result<()> {
+        loop {
             check_chain(postfixes.len())?;
             let line = self.line();
             if self.skip_operator("|") {
@@ -698,10 +705,9 @@ impl Parser {
             } else if self.is_operator("(") {
                 postfixes.push(Postfix { line, kind: PostfixKind::Call(self.arguments()?) });
             } else {
-                break;
+                return Ok(());
             }
         }
-        Ok(with_postfixes(base, postfixes))
     }
 
     fn subscripts_and_calls(&mut self, postfixes: &mut Vec<Postfix>) -> Result<()> {
