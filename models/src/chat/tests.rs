@@ -40,6 +40,7 @@ fn endless_and_greedy_templates_are_refused() {
             assert!(["MiB", "bytes", "steps", "longer"].iter().any(|word| error.contains(word)), "{value}: {error}");
         }
     }
+    refused(&with_itself("(ns.x, ns.x)", "{{ {ns.x[0]: 1} }}").replace("['a']", "()"), "MiB");
     refused("{% set s = 'ab' * 1000000 %}{{ s | replace('a', s) }}", "bytes");
     refused("{% set s = 'ab' * 1000000 %}{{ s.replace('', s) }}", "bytes");
     refused("{% set s = 'ab' * 1000000 %}{{ (range(1000) | join(s)) }}", "bytes");

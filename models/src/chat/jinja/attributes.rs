@@ -30,7 +30,7 @@ impl Machine {
         match self.find_attribute(value, name)? {
             Some(found) => Ok(found.safe(value, name)),
             None => match value {
-                Value::Dict(dict) => Ok(match dict.get(&Value::Text(name.clone()))? {
+                Value::Dict(dict) => Ok(match dict.get(&Value::Text(name.clone()), &self.budget)? {
                     Some(item) => item.clone(),
                     None => value.no_attribute(name),
                 }),
@@ -50,7 +50,7 @@ impl Machine {
         }
         let item = match (value, number::to_index(key)) {
             // A key that is not hashable is not in the dict.
-            (Value::Dict(dict), _) => dict.get(key).ok().flatten().cloned(),
+            (Value::Dict(dict), _) => dict.get(key, &self.budget).ok().flatten().cloned(),
             (_, Some(index)) => self.element(value, index)?,
             (Value::Blocks, None) => key.as_text().and_then(|name| self.block(name)).cloned().map(Value::Block),
             _ => None,

@@ -122,7 +122,7 @@ impl Machine {
                     None => fail!("'in <string>' requires string as left operand, not {}", item.type_name()),
                 }
             }
-            Value::Dict(dict) | Value::View(ViewKind::Keys, dict) => Ok(dict.get(item)?.is_some()),
+            Value::Dict(dict) | Value::View(ViewKind::Keys, dict) => Ok(dict.get(item, &self.budget)?.is_some()),
             _ => {
                 let Ok(items) = container.iter() else {
                     fail!("argument of type '{}' is not iterable", container.type_name())

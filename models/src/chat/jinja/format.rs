@@ -243,7 +243,7 @@ impl Machine {
     pub(super) fn format_map_method(&self, text: &Value, mapping: &Value) -> Result<Value> {
         let named = |name: &str| match mapping {
             Value::Dict(dict) => {
-                let value = dict.get(&Value::from(name))?.cloned();
+                let value = dict.get(&Value::from(name), &self.budget)?.cloned();
                 value.ok_or_else(|| Error::new(format!("format_map() has no key '{name}'")))
             }
             _ => fail!("format_map() needs a mapping, found '{}'", mapping.type_name()),

@@ -134,8 +134,8 @@ fn dict(args: &Bound) -> Result<Rc<Dict>> {
     }
 }
 
-fn get(_: &Machine, args: &Bound) -> Result<Value> {
-    Ok(dict(args)?.get(&args.value(1))?.cloned().unwrap_or_else(|| args.value(2)))
+fn get(machine: &Machine, args: &Bound) -> Result<Value> {
+    Ok(dict(args)?.get(&args.value(1), &machine.budget)?.cloned().unwrap_or_else(|| args.value(2)))
 }
 
 fn view(args: &Bound, kind: ViewKind) -> Result<Value> {

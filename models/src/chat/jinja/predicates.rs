@@ -44,7 +44,7 @@ pub(super) static TESTS: &[Native] = &[
     is!("escaped", value => matches!(value, Value::Markup(_))),
     Native { name: "even", parameters: "value", run: |machine, args| has_remainder(machine, args, 0) },
     is!("false", value => matches!(value, Value::Bool(false))),
-    Native { name: "filter", parameters: "value", run: |_, args| is_in_table(args, FILTERS) },
+    Native { name: "filter", parameters: "value", run: |machine, args| is_in_table(machine, args, FILTERS) },
     is!("float", value => matches!(value, Value::Float(_))),
     compares!("in", In),
     is!("integer", value => matches!(value, Value::Int(_) | Value::Big(_))),
@@ -61,7 +61,7 @@ pub(super) static TESTS: &[Native] = &[
     },
     is!("sequence", value => is_sequence(&value)),
     is!("string", value => value.as_text().is_some()),
-    Native { name: "test", parameters: "value", run: |_, args| is_in_table(args, TESTS) },
+    Native { name: "test", parameters: "value", run: |machine, args| is_in_table(machine, args, TESTS) },
     is!("true", value => matches!(value, Value::Bool(true))),
     is!("undefined", value => value.is_undefined()),
     Native { name: "upper", parameters: "value", run: |machine, args| is_in_case(machine, args, char::is_lowercase) },
@@ -122,9 +122,9 @@ fn is_in_case(machine: &Machine, args: &Bound, is_other: fn(char) -> bool) -> Re
     Ok(Value::Bool(has_case(&text, is_other)))
 }
 
-fn is_in_table(args: &Bound, table: &[Native]) -> Result<Value> {
+fn is_in_table(machine: &Machine, args: &Bound, table: &[Native]) -> Result<Value> {
     let value = args.value(0);
     // A value that is not hashable cannot be looked up.
-    value.key()?;
+    value.key(&machine.budget)?;
     Ok(Value::Bool(value.as_text().is_some_and(|name| table.iter().any(|native| native.name == name.as_ref()))))
 }

@@ -104,7 +104,7 @@ impl Machine {
 
     fn value_of_key(&self, values: &Value, key: &str) -> Result<Value> {
         let Value::Dict(dict) = values else { fail!("format requires a mapping") };
-        match dict.get(&Value::from(key))? {
+        match dict.get(&Value::from(key), &self.budget)? {
             Some(value) => Ok(value.clone()),
             None => fail!("a format names the key '{key}', which is not there"),
         }

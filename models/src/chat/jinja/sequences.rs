@@ -205,7 +205,7 @@ pub(super) fn unique(machine: &Machine, args: &Bound) -> Result<Value> {
     for item in args.value(0).iter()? {
         let take = |item: &Value| -> Result<_> {
             machine.budget.entries(1)?;
-            sort_key(machine, at_path(machine, item, &path, None)?, args.flag(1))?.key()
+            sort_key(machine, at_path(machine, item, &path, None)?, args.flag(1))?.key(&machine.budget)
         };
         // An item that fails ends the generator when it is read.
         match item.and_then(|item| Ok((take(&item)?, item))) {

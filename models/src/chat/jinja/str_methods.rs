@@ -390,14 +390,14 @@ fn translate(machine: &Machine, args: &Bound) -> Result<Value> {
     let mut out = String::new();
     for c in args.text(0)?.chars() {
         machine.budget.steps(1)?;
-        push_translated(&table, c, &mut out)?;
+        push_translated(machine, &table, c, &mut out)?;
         check_text(out.len())?;
     }
     made(machine, out)
 }
 
-fn push_translated(table: &Dict, c: char, out: &mut String) -> Result<()> {
-    match table.get(&Value::Int(i64::from(u32::from(c))))? {
+fn push_translated(machine: &Machine, table: &Dict, c: char, out: &mut String) -> Result<()> {
+    match table.get(&Value::Int(i64::from(u32::from(c))), &machine.budget)? {
         None => out.push(c),
         Some(Value::None) => {}
         Some(Value::Text(text) | Value::Markup(text)) => {

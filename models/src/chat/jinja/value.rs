@@ -261,7 +261,8 @@ impl Value {
     }
 
     /// The value as a key of a dict, as far as it is hashable.
-    pub(super) fn key(&self) -> Result<Key> {
+    pub(super) fn key(&self, budget: &Budget) -> Result<Key> {
+        budget.steps(1)?;
         Ok(match self {
             Self::None => Key::None,
             Self::Undefined(_) => Key::Undefined,
@@ -273,8 +274,14 @@ impl Value {
                 Some(Self::Big(big)) => Key::Big(big),
                 _ => Key::Float(float.to_bits()),
             },
-            Self::Text(text) | Self::Markup(text) => Key::Text(text.clone()),
-            Self::Tuple(list) => Key::Tuple(list.items.iter().map(Self::key).collect::<Result<_>>()?),
+            Self::Text(text) | Self::Markup(text) => {
+                budget.reading(text.len())?;
+                Key::Text(text.clone())
+            }
+            Self::Tuple(list) => {
+                budget.entries(list.items.len())?;
+                Key::Tuple(list.items.iter().map(|item| item.key(budget)).collect::<Result<_>>()?)
+            }
             Self::Range(range) => Key::Range(range.start, range.stop, range.step),
             Self::List(_) | Self::Dict(_) | Self::View(..) => fail!("unhashable type: '{}'", self.type_name()),
             _ => Key::Identity(self.address()),
@@ -324,7 +331,7 @@ impl Value {
                     return Ok(false);
                 }
                 for (key, value) in left.entries.values() {
-                    match right.get(key)? {
+                    match right.get(key, budget)? {
                         Some(other) if value.equals(other, budget)? => {}
                         _ => return Ok(false),
                     }
@@ -337,7 +344,7 @@ impl Value {
                 }
                 let items = *left_kind == ViewKind::Items;
                 for (key, value) in left.entries.values() {
-                    match right.get(key)? {
+                    match right.get(key, budget)? {
                         Some(other) if !items || value.equals(other, budget)? => {}
                         _ => return Ok(false),
                     }
@@ -492,7 +499,7 @@ impl Dict {
         for (key, value) in entries {
             budget.steps(1)?;
             budget.entries(1)?;
-            match places.entry(key.key()?) {
+            match places.entry(key.key(budget)?) {
                 Entry::Occupied(mut place) => place.get_mut().1 = value,
                 Entry::Vacant(place) => {
                     place.insert((key, value));
@@ -504,8 +511,8 @@ impl Dict {
     }
 
     /// The value of a key; an error for a key that is not hashable.
-    pub(super) fn get(&self, key: &Value) -> Result<Option<&Value>> {
-        Ok(self.entries.get(&key.key()?).map(|(_, value)| value))
+    pub(super) fn get(&self, key: &Value, budget: &Budget) -> Result<Option<&Value>> {
+        Ok(self.entries.get(&key.key(budget)?).map(|(_, value)| value))
     }
 }
 
