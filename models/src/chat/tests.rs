@@ -173,6 +173,9 @@ fn the_time_is_formatted() {
     let year = text("{{ strftime_now('%Y') }}");
     assert!(year.len() == 4 && year.parse::<u32>().is_ok_and(|year| year >= 2025), "{year}");
     assert_eq!(text("{{ strftime_now('%d %b %Y')|length }}"), "11");
+    // Python's local time has microseconds and no zone.
+    assert_eq!(text("{{ strftime_now('%f')|length }}{{ strftime_now('%Z%z') }}{{ strftime_now('%%é') }}"), "6%é");
+    assert_eq!(text("{{ strftime_now('%c') == strftime_now('%a %b %e %H:%M:%S %Y') }}"), "True");
     refused(&format!("{{{{ strftime_now('{}') }}}}", "%B".repeat(1000)), "at most 1000 bytes");
 }
 

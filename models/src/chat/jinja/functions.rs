@@ -7,6 +7,7 @@ use super::arguments::{Bound, CallArguments, Native, index};
 use super::error::{Error, Result, fail};
 use super::eval::Machine;
 use super::methods::range_len;
+use super::str_methods::made;
 use super::value::{Cycler, Dict, Joiner, List, Namespace, Range, Value, nesting_of};
 
 /// Maximum number of items of a range, as in Jinja's sandbox.
@@ -90,17 +91,38 @@ fn raise_exception(machine: &Machine, args: &Bound) -> Result<Value> {
     Err(Error::new(machine.to_text(&args.value(0))?.as_ref()))
 }
 
-fn strftime_now(_: &Machine, args: &Bound) -> Result<Value> {
+fn strftime_now(machine: &Machine, args: &Bound) -> Result<Value> {
     /// A directive may write much more than it takes in the format.
     const MAX_FORMAT_BYTES: usize = 1000;
     let format = args.text(0)?;
     if format.len() > MAX_FORMAT_BYTES {
         fail!("strftime_now takes a format of at most {MAX_FORMAT_BYTES} bytes, found {} bytes", format.len());
     }
-    match now(&format) {
-        Ok(text) => Ok(Value::from(text)),
+    match now(&directives(&format)) {
+        Ok(text) => made(machine, text),
         Err(error) => fail!("strftime_now cannot format the time by '{format}': {error}"),
     }
+}
+
+/// A format of Python's `strftime` for a local time without a zone, in directives that mean the same everywhere.
+fn directives(format: &str) -> String {
+    let mut out = String::with_capacity(format.len());
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('c') => out.push_str("%a %b %e %H:%M:%S %Y"),
+            Some('x') => out.push_str("%m/%d/%y"),
+            Some('f') => out.push_str("%6f"),
+            // A time without a zone has no name and no offset of one.
+            Some('z' | 'Z') => {}
+            directive => out.extend(std::iter::once('%').chain(directive)),
+        }
+    }
+    out
 }
 
 /// The local time by a format of `strftime`.

@@ -13,11 +13,7 @@ pub(super) enum Iter {
     Empty,
     Items(Rc<List>, usize),
     /// A text and the byte at which the rest begins.
-    Text {
-        text: Rc<str>,
-        at: usize,
-        is_markup: bool,
-    },
+    Text(Rc<str>, usize),
     View(ViewKind, Rc<Dict>, usize),
     Range(Rc<Range>, usize),
     Generator(Rc<Generator>),
@@ -76,8 +72,7 @@ impl Iter {
     pub(super) fn over(value: &Value) -> Option<Self> {
         Some(match value {
             Value::Undefined(_) => Self::Empty,
-            Value::Text(text) => Self::Text { text: text.clone(), at: 0, is_markup: false },
-            Value::Markup(text) => Self::Text { text: text.clone(), at: 0, is_markup: true },
+            Value::Text(text) | Value::Markup(text) => Self::Text(text.clone(), 0),
             Value::List(list) | Value::Tuple(list) => Self::Items(list.clone(), 0),
             Value::Dict(dict) => Self::View(ViewKind::Keys, dict.clone(), 0),
             Value::View(kind, dict) => Self::View(*kind, dict.clone(), 0),
@@ -99,12 +94,12 @@ impl Iterator for Iter {
                 *at += 1;
                 Some(Ok(item.clone()))
             }
-            Self::Text { text, at, is_markup } => {
+            Self::Text(text, at) => {
                 let c = text[*at..].chars().next()?;
                 let end = *at + c.len_utf8();
-                let item = text[*at..end].into();
+                let item = Value::from(&text[*at..end]);
                 *at = end;
-                Some(Ok(if *is_markup { Value::Markup(item) } else { Value::Text(item) }))
+                Some(Ok(item))
             }
             Self::View(kind, dict, at) => {
                 let (_, (key, value)) = dict.entries.get_index(*at)?;

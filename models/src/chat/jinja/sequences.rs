@@ -176,7 +176,7 @@ pub(super) fn sort(machine: &Machine, args: &Bound) -> Result<Value> {
         }
         items.push((Value::List(List::new(keys, &machine.budget)?), item));
     }
-    let sorted = sorted(machine, items, args.flag(1))?;
+    let sorted = sorted(machine, items, args.int(1, 0)? != 0)?;
     new_list(machine, sorted)
 }
 
@@ -194,7 +194,7 @@ pub(super) fn dict_sort(machine: &Machine, args: &Bound) -> Result<Value> {
         let sort_by = if by.as_ref() == "key" { key } else { value };
         items.push((sort_key(machine, sort_by.clone(), args.flag(1))?, List::pair(key.clone(), value.clone())));
     }
-    let sorted = sorted(machine, items, args.flag(3))?;
+    let sorted = sorted(machine, items, args.int(3, 0)? != 0)?;
     new_list(machine, sorted)
 }
 

@@ -308,7 +308,7 @@ fn partition(machine: &Machine, args: &Bound, last: bool) -> Result<Value> {
 fn lines(machine: &Machine, args: &Bound) -> Result<Value> {
     let text = args.text(0)?;
     machine.budget.reading(text.len())?;
-    let lines = split_lines(&text, args.flag(1));
+    let lines = split_lines(&text, args.int(1, 0)? != 0);
     Ok(Value::List(List::new(made_list(machine, lines)?, &machine.budget)?))
 }
 
