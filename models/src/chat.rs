@@ -34,14 +34,14 @@ pub struct ChatTemplate {
     file: String,
 }
 
-/// What a template is given.
+/// The input of a template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversation {
     /// Objects with `role` and `content` and whatever else the template reads.
     pub messages: Vec<Value>,
     /// Descriptions of functions that the model may call.
     pub tools: Option<Vec<Value>>,
-    /// Whether the text ends with the beginning of an answer.
+    /// Ends the text with the beginning of an answer.
     pub add_generation_prompt: bool,
     /// Further variables, such as `enable_thinking`. They win over special tokens of the same name.
     pub variables: Map<String, Value>,
@@ -80,8 +80,8 @@ impl ChatTemplate {
 
     /// The templates of a folder, with its special tokens.
     ///
-    /// Template files replace those of `tokenizer_config.json`. As in transformers, `special_tokens_map.json` counts only
-    /// beside a `tokenizer_config.json` without `added_tokens_decoder`, and then goes before it.
+    /// Template files replace those of `tokenizer_config.json`. By transformers' rule, `special_tokens_map.json` goes
+    /// before a `tokenizer_config.json` without `added_tokens_decoder`, and does not count beside one with it.
     pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();

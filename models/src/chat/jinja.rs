@@ -1,6 +1,6 @@
 //! Jinja templates with Python's values: what Jinja2 3.1 gives in the environment that transformers sets up.
 //!
-//! That environment is Jinja's immutable sandbox with `trim_blocks`, `lstrip_blocks`, `break` and `continue`, the tag
+//! The environment is Jinja's immutable sandbox with `trim_blocks`, `lstrip_blocks`, `break` and `continue`, the tag
 //! `{% generation %}`, the functions `raise_exception` and `strftime_now`, and a `tojson` that escapes nothing for HTML.
 //! Templates are parsed to a tree that is run directly. `models/README.md` lists where this differs from Jinja.
 //!

@@ -10,7 +10,7 @@ use super::value::Value;
 /// A function of the environment: a filter, a test, a method or a global function.
 pub(super) struct Native {
     pub name: &'static str,
-    /// The names of the parameters: `value width? first?`. Those with `?` may be left out. Names that begin with `/` take
+    /// The names of the parameters: `value width? first?`. A name with `?` may be left out. Names that begin with `/` take
     /// no keyword. `*` takes all further arguments.
     pub parameters: &'static str,
     pub run: fn(&Machine, &Bound) -> Result<Value>,

@@ -83,7 +83,7 @@ pub(super) struct Arguments {
     pub spread_named: Option<Box<Expr>>,
 }
 
-/// What a value is assigned to.
+/// The target of an assignment.
 pub(super) enum Target {
     Name(Rc<str>),
     /// `namespace.attribute`.

@@ -29,7 +29,7 @@ const ENTRY_BYTES: usize = 128;
 /// Maximum nesting of statements, expressions and calls while a template runs; each takes a piece of the stack.
 const MAX_DEPTH: usize = 400;
 
-/// What one rendering has used so far.
+/// The use of one rendering so far.
 pub(super) struct Budget {
     steps: Cell<u64>,
     next_look: Cell<u64>,

@@ -415,7 +415,7 @@ impl Machine {
                 Flow::Break => break,
             }
         }
-        // As in Jinja, a round that `continue` or `break` cut short does not count here.
+        // Jinja does not count a round that `continue` or `break` cut short.
         if completed {
             return Ok(Flow::Normal);
         }

@@ -211,6 +211,9 @@ impl Machine {
             (Some(count), None) => (right, count),
             _ => return Ok(None),
         };
+        if matches!(left, Value::Big(_)) || matches!(right, Value::Big(_)) {
+            fail!("cannot fit 'int' into an index-sized integer");
+        }
         let count = usize::try_from(count).unwrap_or(0);
         Ok(Some(match value {
             Value::Text(text) | Value::Markup(text) => {
@@ -228,7 +231,7 @@ impl Machine {
         }))
     }
 
-    /// What follows a value: an attribute, an item, a call, a filter or a test.
+    /// Applies an attribute, an item, a call, a filter or a test to the value before it.
     pub(super) fn postfix(&self, value: Value, postfix: &Postfix, scope: &Rc<Scope>) -> Result<Value> {
         self.budget.steps(1)?;
         self.postfix_inner(value, &postfix.kind, scope).map_err(|error| error.at(postfix.line))

@@ -237,7 +237,7 @@ fn int(machine: &Machine, args: &Bound) -> Result<Value> {
                 // A base that is no integer makes Python try a float, as every other failure does.
                 let base = args.get(2).map_or(Some(10), number::to_index).unwrap_or(-1);
                 let int = number::parse_int(text, base).map(number::from_big);
-                // As in Jinja, "42.23" is 42.
+                // Jinja reads "42.23" as 42.
                 let truncated = || number::parse_float(text).and_then(|float| number::truncate(float).ok());
                 Ok(int.or_else(truncated).unwrap_or_else(default))
             }

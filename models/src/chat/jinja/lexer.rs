@@ -93,7 +93,7 @@ struct Lexer<'s> {
     tokens: Vec<Lexed>,
 }
 
-/// Where a tag begins, and the sign after its opening: `-` strips white space, `+` keeps it.
+/// The place of a tag, and the sign after its opening: `-` strips white space, `+` keeps it.
 struct Opening {
     at: usize,
     sign: Option<u8>,

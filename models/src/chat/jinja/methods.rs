@@ -212,7 +212,7 @@ pub(super) fn range_len(start: i64, stop: i64, step: i64) -> usize {
     usize::try_from((distance - 1) / step.abs() + 1).unwrap_or(usize::MAX)
 }
 
-/// Whether an integer is below zero.
+/// Tells if an integer is below zero.
 pub(super) fn is_negative(value: &Value) -> bool {
     number::to_big(value).is_some_and(|big| big.sign() == Sign::Negative)
 }

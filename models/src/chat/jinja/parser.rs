@@ -47,7 +47,7 @@ struct Parser {
     for_loops: usize,
     /// The current place is in a loop, in the same function of Jinja's generated code.
     may_break: bool,
-    /// What the macros around the current place read, from the outermost to the innermost.
+    /// Special names that the macros around the current place read, from the outermost to the innermost.
     macros: Vec<MacroNames>,
     blocks: Vec<Rc<Block>>,
 }
@@ -946,7 +946,7 @@ impl Parser {
         Ok(PostfixKind::Test { name, arguments, negated })
     }
 
-    /// Whether the next token is an argument without parentheses, as in `x is divisibleby 3`.
+    /// Tells if the next token is an argument without parentheses, as in `x is divisibleby 3`.
     fn begins_argument_of_test(&self) -> Result<bool> {
         Ok(match self.token() {
             Token::Name(name) if name.as_ref() == "is" => fail!("tests with 'is' cannot be chained"),

@@ -69,7 +69,7 @@ pub(super) static STR: &[Native] = methods! {
     "zfill" ("/width") => fill_with_zeros;
 };
 
-/// Where a text is filled up to a width.
+/// The side on which a text is filled up to a width.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Left,
@@ -105,7 +105,7 @@ fn all(machine: &Machine, args: &Bound, test: fn(char) -> bool) -> Result<Value>
     Ok(Value::Bool(!text.is_empty() && text.chars().all(test)))
 }
 
-/// Whether a text has letters with a case, and none of the other case.
+/// Tells if a text has letters with a case, and none of the other case.
 pub(super) fn has_case(text: &str, is_other: fn(char) -> bool) -> bool {
     text.chars().any(is_cased) && !text.chars().any(is_other)
 }
@@ -226,7 +226,7 @@ fn justify(text: &str, width: i64, fill: char, side: Side) -> Result<String> {
     let left = match side {
         Side::Left => missing,
         Side::Right => 0,
-        // As Python does it, the odd one goes to the left only in odd widths.
+        // Python puts the odd one on the left only in odd widths.
         Side::Both => missing / 2 + (missing & width & 1),
     };
     let mut out = String::with_capacity(text.len() + missing);

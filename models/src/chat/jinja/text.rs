@@ -41,7 +41,7 @@ pub(super) fn byte_offset(text: &str, index: usize) -> usize {
     text.char_indices().nth(index).map_or(text.len(), |(at, _)| at)
 }
 
-/// Whether Python's `repr` shows a character as it is.
+/// Tells if Python's `repr` shows a character as it is.
 pub(super) fn is_printable(c: char) -> bool {
     // Rust escapes the same categories as Python in debug output. After a letter, combining marks are not escaped.
     let mut buffer = [0; 5];
@@ -146,7 +146,7 @@ pub(super) fn title(text: &str) -> String {
     out
 }
 
-/// Whether a character has a case.
+/// Tells if a character has a case.
 pub(super) fn is_cased(c: char) -> bool {
     c.is_lowercase() || c.is_uppercase() || matches!(c, 'ǅ' | 'ǈ' | 'ǋ' | 'ǲ')
 }

@@ -316,6 +316,9 @@ impl Value {
         Ok(match (self, other) {
             (Self::None, Self::None) | (Self::Undefined(_), Self::Undefined(_)) => true,
             (Self::List(left), Self::List(right)) | (Self::Tuple(left), Self::Tuple(right)) => {
+                if Rc::ptr_eq(left, right) {
+                    return Ok(true);
+                }
                 if left.items.len() != right.items.len() {
                     return Ok(false);
                 }
