@@ -86,7 +86,8 @@
 //! | `cuda` (default) | NVIDIA GPUs through the driver, found at run time |
 //! | `wgpu` (default) | Vulkan, Metal and DX12 adapters |
 //! | `hub` (default) | models by their id on the Hugging Face Hub |
-//! | `cli` (default) | the command `sinew`, settings files, and `strftime_now` in chat templates |
+//! | `cli` (default) | the command `sinew`, settings files, and `local-time` |
+//! | `local-time` | `strftime_now` in chat templates |
 //!
 //! # Threads
 //!

@@ -366,7 +366,8 @@ pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
 /// `modules.json` that says nothing of use names none: whoever needs it is told.
 pub(crate) fn transformer_folder(documents: &Documents) -> Result<String> {
     let modules = Module::all(documents).ok().flatten().unwrap_or_default();
-    let transformer = modules.iter().find(|module| matches!(module.class(), Ok(Class::Transformer)));
+    // A class of other code is refused by its name later, once its files are found.
+    let transformer = modules.iter().find(|module| module.class.rsplit('.').next() == Some("Transformer"));
     let Some(path) = transformer.and_then(|module| module.path).filter(|path| !path.is_empty()) else {
         return Ok(String::new());
     };

@@ -133,5 +133,5 @@ fn now(format: &str) -> std::result::Result<String, String> {
 
 #[cfg(not(feature = "local-time"))]
 fn now(_: &str) -> std::result::Result<String, String> {
-    Err("the local time needs the feature `local-time` of sinew-models".to_owned())
+    Err("the local time needs the feature `local-time`".to_owned())
 }
