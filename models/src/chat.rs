@@ -1,7 +1,7 @@
 //! Conversations as the text that a model was trained on: chat templates.
 //!
-//! A template is a Jinja program that comes with a checkpoint, so nobody may have read it. It sees only what it is
-//! given, and its steps, time, memory and text are limited. It writes what transformers' `apply_chat_template` gives.
+//! A template is a Jinja program that comes with a checkpoint, so nobody may have read it. It sees only its input, and
+//! its steps, time, memory and text are limited. It writes the same text as transformers' `apply_chat_template`.
 
 mod jinja;
 
@@ -27,21 +27,21 @@ const MAX_TEMPLATE_BYTES: usize = 256 << 10;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatTemplate {
-    /// Templates by name. `default` serves every conversation that no other template is for.
+    /// Each template has a name. `default` serves every conversation without a template of its own.
     templates: Vec<(String, String)>,
     special_tokens: Map<String, Value>,
     /// The file, for messages.
     file: String,
 }
 
-/// The input of a template.
+/// Holds the input of a template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversation {
     /// Objects with `role` and `content` and whatever else the template reads.
     pub messages: Vec<Value>,
     /// Descriptions of functions that the model may call.
     pub tools: Option<Vec<Value>>,
-    /// Ends the text with the beginning of an answer.
+    /// The text ends with the beginning of an answer if this is set.
     pub add_generation_prompt: bool,
     /// Further variables, such as `enable_thinking`. They win over special tokens of the same name.
     pub variables: Map<String, Value>,
@@ -78,10 +78,10 @@ impl ChatTemplate {
         }
     }
 
-    /// The templates of a folder, with its special tokens.
+    /// Reads the templates and special tokens of a folder.
     ///
-    /// Template files replace those of `tokenizer_config.json`. By transformers' rule, `special_tokens_map.json` goes
-    /// before a `tokenizer_config.json` without `added_tokens_decoder`, and does not count beside one with it.
+    /// Template files replace the templates of `tokenizer_config.json`. `special_tokens_map.json` overrides
+    /// `tokenizer_config.json`, unless the latter has `added_tokens_decoder`.
     pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
         let mut special_tokens = Map::new();
         let mut templates = Vec::new();
@@ -107,9 +107,9 @@ impl ChatTemplate {
         Ok((!templates.is_empty()).then_some(Self { templates, special_tokens, file }))
     }
 
-    /// The template called `name` for all conversations, with or without tools; `None` if there is none of this name.
+    /// Returns the template called `name` for all conversations, with or without tools; `None` if there is none.
     ///
-    /// Names are those of the files in `additional_chat_templates`, or of `chat_template` in `tokenizer_config.json`.
+    /// A name comes from a file in `additional_chat_templates`, or from `chat_template` in `tokenizer_config.json`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Self> {
         let source = self.template(name)?.to_owned();
@@ -123,7 +123,7 @@ impl ChatTemplate {
         self
     }
 
-    /// The text of a conversation. It has its special tokens, so it is tokenized without adding any.
+    /// Returns the text of a conversation with its special tokens, so it is tokenized without adding any.
     ///
     /// # Errors
     /// [`Error::Input`] for no message, [`Error::Template`] for a template that is not Jinja, refuses the conversation or
@@ -147,7 +147,7 @@ impl ChatTemplate {
         jinja::render(source, &variables).map_err(failed)
     }
 
-    /// The last template of this name.
+    /// Returns the last template of this name.
     fn template(&self, name: &str) -> Option<&str> {
         self.templates.iter().rfind(|(other, _)| other == name).map(|(_, source)| source.as_str())
     }
@@ -165,7 +165,7 @@ impl ChatTemplate {
     }
 }
 
-/// `chat_template`: a string, a list of `{"name": …, "template": …}`, or an object of templates by name.
+/// Reads `chat_template`, which is a string, a list of `{"name": …, "template": …}`, or an object of templates by name.
 fn named_templates(fields: &Fields<'_>) -> Result<Vec<(String, String)>> {
     const FIELD: &str = "chat_template";
     let wrong = |expected: &str, found: &Value| fields.problem(FIELD, &format!("{expected}, found {}", brief(found)));
@@ -191,8 +191,8 @@ fn named_templates(fields: &Fields<'_>) -> Result<Vec<(String, String)>> {
     }
 }
 
-/// Adds the tokens that a file names: those that Hugging Face's tokenizers know, and all others called `…_token`. Each is
-/// a string, or an object with `content`. Named extra tokens go before both.
+/// Adds the tokens that a file names: the attributes of Hugging Face's tokenizers, and all others called `…_token`.
+/// Each is a string, or an object with `content`. Named extra tokens override both.
 fn add_special_tokens(tokens: &mut Map<String, Value>, fields: &Fields<'_>) -> Result<()> {
     const NAMES: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -219,8 +219,8 @@ fn add_special_tokens(tokens: &mut Map<String, Value>, fields: &Fields<'_>) -> R
     Ok(())
 }
 
-/// A message as transformers gives it to templates: without fields that are null, and with its reasoning under all names
-/// that templates read it by.
+/// Converts a message to the object that transformers gives to templates. It has no null fields, and has its reasoning
+/// under every name that templates read.
 fn as_given(message: &Value) -> Value {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let Value::Object(fields) = message else { return message.clone() };

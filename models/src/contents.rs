@@ -1,4 +1,4 @@
-//! Recognises files that are not read, to say what a folder holds in the place of a model or a tokenizer.
+//! Recognises unsupported files, so that an error can say what a folder holds in place of a model or a tokenizer.
 
 use std::fs;
 use std::path::Path;
@@ -8,18 +8,18 @@ use crate::files;
 use crate::json::{self, brief};
 use crate::tensors::{INDEX, SINGLE, first_names};
 
-/// A kind of file that is not read.
+/// Describes a kind of file that Sinew does not read.
 struct Kind {
-    /// Names of such files, and ends of names, which begin with a dot.
+    /// Files of this kind have one of these names; an entry that begins with a dot is the end of a name.
     names: &'static [&'static str],
-    /// What they are and what to do, behind their names.
+    /// The message says what the files are and what to do; it follows their names.
     advice: &'static str,
 }
 
-/// The file that describes an adapter of PEFT, and names the model that it was made for.
+/// This file describes a PEFT adapter and names its base model.
 const ADAPTER: &str = "adapter_config.json";
 
-/// Weights that are not read. The first kind that a folder has describes it.
+/// Lists weights that are not read. The first kind that a folder has describes it.
 static WEIGHTS: [Kind; 8] = [
     Kind {
         names: &[ADAPTER, "adapter_model.safetensors", "adapter_model.bin"],
@@ -48,7 +48,7 @@ static WEIGHTS: [Kind; 8] = [
     },
 ];
 
-/// Tokenizers that are not read.
+/// Lists tokenizers that are not read.
 static TOKENIZERS: [Kind; 5] = [
     Kind {
         names: &["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"],
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-/// The first kind that is among some files: their names, and what they are.
+/// Returns the first kind among some files, as their names and its message.
 fn first_of(kinds: &[Kind], files: &[&str]) -> Option<String> {
     kinds.iter().find_map(|kind| {
         let found: Vec<&str> = files.iter().copied().filter(|file| kind.has(file)).collect();
@@ -75,8 +75,8 @@ fn first_of(kinds: &[Kind], files: &[&str]) -> Option<String> {
     })
 }
 
-/// What files of these names are in the place of weights that are read. `None` where there are such weights, or nothing
-/// that is known.
+/// Describes the files that stand in place of supported weights. Returns `None` if there are supported weights or no
+/// known kind.
 pub(crate) fn instead_of_weights(files: &[&str]) -> Option<String> {
     if files.iter().any(|file| [SINGLE, INDEX].contains(file)) {
         return None;
@@ -84,7 +84,7 @@ pub(crate) fn instead_of_weights(files: &[&str]) -> Option<String> {
     first_of(&WEIGHTS, files)
 }
 
-/// [`instead_of_weights`] of the files in a folder, with the base model of an adapter.
+/// Calls [`instead_of_weights`] with the files of a folder, and adds the base model of an adapter.
 pub(crate) fn instead_of_weights_in(folder: &Path) -> Option<String> {
     let names = names_in(folder);
     let instead = instead_of_weights(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
@@ -96,7 +96,8 @@ pub(crate) fn instead_of_weights_in(folder: &Path) -> Option<String> {
     Some(base().map_or_else(|| instead.clone(), |base| format!("{instead}; the base model is {base}")))
 }
 
-/// The end of a message about a folder without `tokenizer.json`: what it has instead, and how to write one.
+/// Returns the end of a message about a folder without `tokenizer.json`. It says what the folder has instead, and how
+/// to write the file.
 pub(crate) fn no_tokenizer(folder: &Path) -> String {
     const TOKENIZER: &str = FileName::Tokenizer.as_str();
     let names = names_in(folder);
@@ -109,7 +110,7 @@ pub(crate) fn no_tokenizer(folder: &Path) -> String {
     }
 }
 
-/// The names of the files in a folder, sorted, and in its folder `onnx`; none where it cannot be read.
+/// Returns the sorted names of the files in a folder and in its folder `onnx`, or none if the folder cannot be read.
 fn names_in(folder: &Path) -> Vec<String> {
     const ONNX: &str = "onnx";
     let names = |folder: &Path, before: &str| -> Vec<String> {

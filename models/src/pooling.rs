@@ -11,7 +11,7 @@ use crate::files;
 use crate::json::{self, Fields, brief};
 
 const MODULES: &str = FileName::Modules.as_str();
-/// The most dimensions that a file may ask for.
+/// Maximum number of dimensions that a file may ask for.
 const MAX_DIMENSIONS: usize = i32::MAX as usize;
 
 /// How the vectors of a text's tokens become the vector of the text.
@@ -43,8 +43,8 @@ pub struct EmbeddingConfig {
     pub prompts: BTreeMap<String, String>,
     /// The name of the prompt that is put before a text unless another is asked for.
     pub default_prompt_name: Option<String>,
-    /// Dimensions that a vector keeps, its first ones (`config_sentence_transformers.json`). As in sentence-transformers
-    /// they are what remains of a vector that has been scaled already, so their length is below 1.
+    /// A vector keeps this many of its first dimensions (`config_sentence_transformers.json`). sentence-transformers
+    /// scales a vector before it cuts it, so the length is below 1.
     pub truncate_dim: Option<usize>,
 }
 
@@ -102,12 +102,12 @@ impl EmbeddingConfig {
         self.prompts.get(name).map(String::as_str).or(empty)
     }
 
-    /// Reads what sentence-transformers says of a whole model.
+    /// Reads the settings of sentence-transformers for a whole model.
     fn read_own(&mut self, documents: &Documents) -> Result<()> {
         let file = FileName::SentenceTransformersConfig;
         let Some(value) = documents.json_if_present(file)? else { return Ok(()) };
         let fields = Fields::of(value, file.as_str(), "")?;
-        // Others are loaded by classes of their own, which give scores, or several or sparse vectors.
+        // Other types have classes of their own, which give scores, several vectors or sparse vectors.
         expect(&fields, "model_type", "SentenceTransformer")?;
         if let Some(prompts) = fields.section("prompts")? {
             for name in prompts.keys() {
@@ -213,7 +213,7 @@ pub(crate) fn normalize(vector: &mut [f64]) {
     vector.iter_mut().for_each(|x| *x /= norm);
 }
 
-/// A class of sentence-transformers whose modules are run.
+/// Lists the module classes of sentence-transformers that Sinew runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     Transformer,
@@ -221,7 +221,7 @@ enum Class {
     Normalize,
 }
 
-/// What the names of the classes of modules begin with, in the versions that have saved any.
+/// The name of a module's class begins with one of these packages, depending on the version that saved it.
 const PACKAGES: [&str; 3] = [
     "sentence_transformers.models.",
     "sentence_transformers.base.modules.",
@@ -229,7 +229,7 @@ const PACKAGES: [&str; 3] = [
 ];
 
 impl Class {
-    /// The class of a whole name. A class of other code may have the same last part, and does something else.
+    /// Returns the class of a full name. A class of other code may have the same last part and do something else.
     fn of(name: &str) -> Option<Self> {
         match name.strip_prefix("sentence_transformers.")? {
             "models.Transformer"
@@ -254,7 +254,7 @@ impl Class {
 
 /// An entry of `modules.json`.
 struct Module<'a> {
-    /// The name of its class, with the package.
+    /// The class of the module has this name, with the package.
     class: &'a str,
     path: Option<&'a str>,
 }
@@ -273,7 +273,7 @@ impl<'a> Module<'a> {
     }
 
     /// # Errors
-    /// [`Error::Unsupported`] for a class that is not implemented: its vectors would be others.
+    /// [`Error::Unsupported`] for a class that is not implemented, because its vectors would differ.
     fn class(&self) -> Result<Class> {
         Class::of(self.class).ok_or_else(|| Error::Unsupported {
             what: format!("the module `{}` in {MODULES}", crate::printable(self.name())),
@@ -281,7 +281,7 @@ impl<'a> Module<'a> {
         })
     }
 
-    /// The class without the package, where that is one of sentence-transformers.
+    /// Returns the name without the package if the package belongs to sentence-transformers.
     fn name(&self) -> &'a str {
         PACKAGES.iter().find_map(|package| self.class.strip_prefix(package)).unwrap_or(self.class)
     }
@@ -291,12 +291,12 @@ impl<'a> Module<'a> {
         format!("{}/config.json", self.path.unwrap_or("1_Pooling"))
     }
 
-    /// Whether its files are those of the model's folder.
+    /// Returns whether the module uses the files of the model's folder.
     fn is_in_root(&self) -> bool {
         Path::new(self.path.unwrap_or_default()).components().all(|part| part == Component::CurDir)
     }
 
-    /// Refuses to scale anything but the vector of a text.
+    /// Refuses a module that scales anything but the vector of a text.
     fn check_normalize(&self, documents: &Documents) -> Result<()> {
         if self.is_in_root() {
             return Ok(());
@@ -311,7 +311,7 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Refuses what `sentence_bert_config.json` may say of other models than those whose last hidden states are pooled.
+/// Refuses settings of `sentence_bert_config.json` for models whose last hidden states are not pooled.
 fn check_transformer(fields: &Fields<'_>) -> Result<()> {
     expect(fields, "transformer_task", "feature-extraction")?;
     expect(fields, "module_output_name", "token_embeddings")?;
@@ -320,7 +320,7 @@ fn check_transformer(fields: &Fields<'_>) -> Result<()> {
         supported: supported.to_owned(),
     };
     if let Some(modalities) = fields.section("modality_config")? {
-        // Texts are made messages, for the chat template, wherever the model takes any.
+        // sentence-transformers makes a text a message for the chat template if the model takes messages.
         let messages = modalities.get("message");
         let plain = modalities
             .get("text")
@@ -336,7 +336,7 @@ fn check_transformer(fields: &Fields<'_>) -> Result<()> {
     }
 }
 
-/// Refuses any other value of a field than one.
+/// Refuses a field whose value is not `supported`.
 fn expect(fields: &Fields<'_>, name: &str, supported: &str) -> Result<()> {
     match fields.text(name)? {
         Some(found) if found != supported => Err(Error::Unsupported {
@@ -351,8 +351,8 @@ fn damaged(problem: String) -> Error {
     Error::Config { file: MODULES.to_owned(), problem }
 }
 
-/// The configs of modules that `modules.json` names. A `modules.json` that says nothing of use names none: whoever
-/// needs it is told.
+/// Returns the configs of modules that `modules.json` names. An unusable `modules.json` names none; the code that needs
+/// it reports the error.
 pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
     let modules = Module::all(documents).ok().flatten().unwrap_or_default();
     let configs: Vec<String> = modules.iter().filter(|module| !module.is_in_root()).map(Module::config).collect();
@@ -362,8 +362,8 @@ pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
     Ok(configs)
 }
 
-/// The folder of the `Transformer` that `modules.json` names, `/` between its parts; empty for the model's own folder. A
-/// `modules.json` that says nothing of use names none: whoever needs it is told.
+/// Returns the folder of the `Transformer` that `modules.json` names, with `/` between its parts; empty for the model's
+/// own folder. An unusable `modules.json` names none; the code that needs it reports the error.
 pub(crate) fn transformer_folder(documents: &Documents) -> Result<String> {
     let modules = Module::all(documents).ok().flatten().unwrap_or_default();
     // A class of other code is refused by its name later, once its files are found.

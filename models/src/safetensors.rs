@@ -1,4 +1,4 @@
-//! Tensors from and to safetensors files.
+//! Loads and saves tensors in safetensors files.
 
 mod read;
 mod write;
@@ -16,14 +16,13 @@ pub use self::read::{Header, HeaderError, LENGTH_BYTES, Unique};
 pub use self::write::{FileLayout, Writer, save, save_with_metadata};
 use crate::error::{Error, Result};
 
-/// The longest header that is written, and that is read. A header is JSON, and costs several times its size to
-/// parse: this keeps a hostile one below 200 MiB, and holds more than 100,000 tensors, of which the largest published
-/// checkpoints have a few thousand in a file.
+/// Maximum length of a header. Parsing costs several times its size, so a hostile header stays below 200 MiB. It has
+/// room for 100,000 tensors; published files have a few thousand.
 pub const MAX_HEADER_BYTES: u64 = 16 << 20;
-/// The entry of a header that is text, and no tensor.
+/// This entry of a header is text and describes no tensor.
 const METADATA: &str = "__metadata__";
 
-/// The dtypes that tensors and files both have.
+/// Tensors and files share these dtypes.
 const DTYPES: [(DType, Dtype); 13] = [
     (DType::F64, Dtype::F64),
     (DType::F32, Dtype::F32),
@@ -40,15 +39,15 @@ const DTYPES: [(DType, Dtype); 13] = [
     (DType::Bool, Dtype::BOOL),
 ];
 
-/// The tensors' dtype for a dtype of safetensors files, if tensors can have it.
+/// Returns the tensors' dtype for a dtype of safetensors files, if tensors can have it.
 pub fn tensor_dtype(dtype: Dtype) -> Option<DType> {
     DTYPES.iter().find(|(_, in_file)| *in_file == dtype).map(|(in_memory, _)| *in_memory)
 }
 
-/// The dtype that safetensors files have for tensors of `dtype`.
+/// Returns the dtype that safetensors files use for tensors of `dtype`.
 ///
 /// # Errors
-/// A dtype that files do not have.
+/// Fails for a dtype that files do not have.
 pub fn file_dtype(dtype: DType) -> Result<Dtype> {
     let found = DTYPES.iter().find(|(in_memory, _)| *in_memory == dtype).map(|(_, in_file)| *in_file);
     found.ok_or_else(|| shape_error("save", format!("safetensors files cannot hold {dtype}")))
@@ -59,15 +58,15 @@ fn supported(dtype: Dtype) -> Result<DType, TensorError> {
     tensor_dtype(dtype).ok_or_else(|| TensorError::Shape { operation: "safetensors", reason: reason() })
 }
 
-/// A contiguous tensor with a copy of a tensor in a safetensors file, whose bytes may have any alignment.
+/// Copies a tensor of a safetensors file into a contiguous tensor. The bytes in the file may have any alignment.
 ///
 /// # Errors
-/// A dtype or shape that tensors cannot have, or out of memory.
+/// Fails for a dtype or shape that tensors cannot have, or without enough memory.
 pub fn to_tensor(device: &Arc<dyn Device>, view: &TensorView<'_>) -> Result<Tensor> {
     Ok(Tensor::from_bytes(device, view.data(), supported(view.dtype())?, view.shape())?)
 }
 
-/// A name from a file or a caller in backquotes: control characters escaped, long ones cut.
+/// Quotes a name from a file or a caller in backquotes, with control characters escaped and a long name cut.
 fn quoted(name: &str) -> String {
     const MOST: usize = 100;
     match name.char_indices().nth(MOST) {
@@ -80,8 +79,8 @@ fn shape_error(operation: &'static str, reason: String) -> Error {
     TensorError::Shape { operation, reason }.into()
 }
 
-/// The tensors of a safetensors file by name. On devices that work on host memory they are read-only views into the
-/// mapped file, which must not change meanwhile (see [`MappedFile`]); those that are not aligned there are copies.
+/// Loads the tensors of a safetensors file by name. On devices that work on host memory they are read-only views into
+/// the mapped file, which must not change meanwhile (see [`MappedFile`]). An unaligned tensor is copied.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,8 +98,8 @@ fn shape_error(operation: &'static str, reason: String) -> Error {
 /// ```
 ///
 /// # Errors
-/// A file that cannot be read or whose [`Header`] is not valid, a dtype or shape that tensors cannot have, or out of
-/// memory.
+/// Fails if the file cannot be read, its [`Header`] is invalid, tensors cannot have a dtype or shape, or memory runs
+/// out.
 pub fn load(device: &Arc<dyn Device>, path: impl AsRef<Path>) -> Result<BTreeMap<String, Tensor>> {
     let path = path.as_ref();
     let file = Arc::new(MappedFile::open(path)?);
@@ -120,7 +119,7 @@ pub fn load(device: &Arc<dyn Device>, path: impl AsRef<Path>) -> Result<BTreeMap
     Ok(tensors)
 }
 
-/// The error with the tensor's name before its reason.
+/// Puts the tensor's name before the reason of an error.
 fn named(name: &str, error: TensorError) -> Error {
     match error {
         TensorError::Shape { operation, reason } => shape_error(operation, format!("{}: {reason}", quoted(name))),

@@ -5,8 +5,8 @@
 //! tokens at each step and gives out what can no longer change. [`StopStrings`] then holds back what may be the
 //! beginning of a stop string. [`TextStream`] is both, one after the other.
 //!
-//! Stop strings are searched in the text with special tokens, and the text without them is shown. A special token, such
-//! as `<|im_end|>`, may so be a stop string, and none is found across a token that is not shown.
+//! Stop strings are searched in the text with special tokens, but the text is shown without them. A special token, such
+//! as `<|im_end|>`, can therefore be a stop string, and no stop string matches across a hidden token.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl<T: Borrow<Tokenizer>> Detokenizer<T> {
         Ok(rest)
     }
 
-    /// The text that would be left if the text ended here.
+    /// Returns the text that would be left if the text ended here.
     fn pending(&self) -> Result<String> {
         self.after_given(self.decode(0)?)
     }
@@ -157,9 +157,9 @@ impl<T: Borrow<Tokenizer>> Detokenizer<T> {
 #[derive(Debug, Clone, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The end of the searched text, which may be the beginning of a stop string.
+    /// The end of the searched text is held back, because a stop string may begin there.
     held: String,
-    /// Which parts of `held` are not shown, in order.
+    /// These parts of `held` are not shown; they are in order.
     hidden: Vec<Range<usize>>,
     stopped_by: Option<usize>,
 }
@@ -187,7 +187,7 @@ impl StopStrings {
         Ok(Self { stops, held: String::new(), hidden: Vec::new(), stopped_by: None })
     }
 
-    /// Whether the list is empty, so that nothing ends a text.
+    /// Returns whether the list is empty, so that nothing ends a text.
     pub fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
@@ -203,8 +203,8 @@ impl StopStrings {
         self.search()
     }
 
-    /// Adds `text` that is searched and not shown, such as a special token, and returns what can be shown of the text
-    /// before it. A stop string that begins or ends within it ends the text as any other.
+    /// Adds `text` that is searched but not shown, such as a special token, and returns the text before it that can be
+    /// shown. A stop string may begin or end within it.
     ///
     /// ```
     /// use sinew_models::StopStrings;
@@ -225,7 +225,7 @@ impl StopStrings {
         self.search()
     }
 
-    /// What can be shown of the text so far.
+    /// Returns the text that can be shown so far.
     fn search(&mut self) -> StopStep {
         if self.stopped_by.is_some() {
             return StopStep { text: String::new(), stopped_by: self.stopped_by };
@@ -245,7 +245,7 @@ impl StopStrings {
         StopStep { text, stopped_by: None }
     }
 
-    /// Removes the text before `end` from what is held, and returns what is to be shown of it.
+    /// Removes the text before `end` from the held text and returns its shown part.
     fn release(&mut self, end: usize) -> String {
         let rest = self.held.split_off(end);
         let released = std::mem::replace(&mut self.held, rest);
@@ -288,7 +288,7 @@ impl StopStrings {
 
 /// The text of a sequence while it is generated: tokens in, text that may be shown out.
 ///
-/// Stop strings are searched in the text with special tokens, also where these are skipped.
+/// Stop strings are searched in the text with special tokens, even if these are skipped.
 #[derive(Debug, Clone)]
 pub struct TextStream<T> {
     detokenizer: Detokenizer<T>,
@@ -296,7 +296,7 @@ pub struct TextStream<T> {
 }
 
 impl<T: Borrow<Tokenizer>> TextStream<T> {
-    /// A stream at the start of a text. Special tokens are not shown if `skip_special` is set.
+    /// Creates a stream at the start of a text. Special tokens are not shown if `skip_special` is set.
     pub fn new(tokenizer: T, skip_special: bool, stops: StopStrings) -> Self {
         Self { detokenizer: Detokenizer::new(tokenizer, skip_special), stops }
     }
@@ -315,8 +315,8 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
         }
     }
 
-    /// Searches a special token that is not shown. A character that is incomplete before it may be completed after it;
-    /// it is shown as U+FFFD if the token ends the text.
+    /// Searches a special token that is not shown. A character that is incomplete before it may be completed after it.
+    /// It is shown as U+FFFD if the token ends the text.
     fn push_skipped(&mut self, token: &str) -> Result<StopStep> {
         let incomplete = self.detokenizer.pending()?;
         let before = self.stops.push_hidden(&incomplete);
@@ -341,7 +341,8 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
         Ok(last)
     }
 
-    /// What is left when generation ends with the token `end`, which is not shown and may complete a stop string.
+    /// Returns the remaining text when generation ends with the token `end`, which is not shown. The token may complete
+    /// a stop string.
     ///
     /// # Errors
     ///

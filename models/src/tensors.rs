@@ -100,11 +100,11 @@ pub struct Tensors {
     origin: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    /// Tensors that an index names and no shard has, with the error for a model that needs one.
+    /// The index names these tensors, but no shard has them; a model that needs one reports the entry.
     absent: BTreeMap<String, Absent>,
 }
 
-/// The entry of an index for a tensor that its shard lacks.
+/// An index assigns this tensor to a shard that lacks it.
 #[derive(Debug)]
 struct Absent {
     index: String,
@@ -133,18 +133,18 @@ impl Tensors {
     /// Opens those in `folder`: `model.safetensors`, or else the shards that
     /// `model.safetensors.index.json` names. The path of a single `.safetensors` file will do as well.
     ///
-    /// The headers of the shards decide which tensors there are, as in transformers: the index may leave tensors out, and
-    /// may name some that no shard has. Asking for one of those is an error that names the shard.
+    /// The headers of the shards decide which tensors there are, as in transformers. The index may leave tensors out,
+    /// and may name tensors that no shard has. Asking for a missing one is an error that names the shard.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a file that cannot be read, [`Error::Header`] for one that is truncated or damaged, and
+    /// [`Error::Io`] for a file that cannot be read, [`Error::Header`] for one that is truncated or damaged.
     /// [`Error::Checkpoint`] for a folder without either file, a shard outside the folder, or a tensor in two shards.
     pub fn open(folder: impl AsRef<Path>, load: Load) -> Result<Self> {
         Self::open_inside(folder.as_ref(), folder.as_ref(), load)
     }
 
-    /// [`open`](Self::open) for a folder inside the `root` of a model. Links may lead to other places in `root`.
+    /// Calls [`open`](Self::open) for a folder inside the `root` of a model. Links may lead to other places in `root`.
     pub(crate) fn open_inside(root: &Path, folder: &Path, load: Load) -> Result<Self> {
         let kind = fs::metadata(folder).map_err(|e| Error::io("open", folder, e))?;
         let mut tensors = Self::empty(folder.display().to_string());
@@ -320,7 +320,7 @@ impl Tensors {
             let path = files::join_inside(folder, &name, &file)?;
             let shard = Shard::open(files::real_path_inside(root, &path)?, load)?;
             if let Err(error) = self.add(shard, budget) {
-                // Shards of another checkpoint explain what is wrong with the rest.
+                // Shards of another checkpoint explain the other faults.
                 return Err(self.absent.iter().next().map_or(error, |(tensor, absent)| absent.error(tensor)));
             }
             let shard = self.shards.len() - 1;
@@ -394,7 +394,7 @@ impl Tensors {
         Error::Checkpoint { file: self.origin.clone(), problem }
     }
 
-    /// An error for a tensor called `name` that is not there: the index's claim of it, or the nearest names.
+    /// Returns the error for a missing tensor `name`, with the entry of the index or the nearest names.
     pub(crate) fn missing(&self, name: &str) -> Error {
         if let Some(absent) = self.absent.get(name) {
             return absent.error(name);

@@ -188,7 +188,7 @@ impl<'a> Matmul<'a> {
         self.run_fixed(ctx, &fixed, out)
     }
 
-    /// Where no kernel takes the product, names the operand whose dtype is the likely reason.
+    /// If no kernel takes the product, names the operand whose dtype is the likely reason.
     fn name_operand(&self, error: Error) -> Error {
         let b = match self.b {
             Right::Tensor(b) => Some(("b", b)),

@@ -22,7 +22,7 @@ const MAX_JSON_TEXTS: usize = 1 << 20;
 
 /// Turn texts into vectors.
 ///
-/// Prompts, pooling, normalisation, dimensions and the longest text are those of the model's own files.
+/// The model's own files set prompts, pooling, normalisation, dimensions and the longest text.
 #[derive(Debug, Args)]
 pub struct Embed {
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Embed {
     /// The prompt to put before each text, by its name in the model's files.
     #[arg(long, value_name = "NAME")]
     prompt_name: Option<String>,
-    /// The dimensions that each vector keeps, its first ones, in place of as many as the model's files say.
+    /// Keep this many of the first dimensions of each vector, in place of the number in the model's files.
     #[arg(long, value_name = "N")]
     truncate_dim: Option<NonZeroUsize>,
     /// Print one JSON object and nothing else; for up to 1048576 texts.

@@ -3,22 +3,22 @@
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 
-/// Where a checkpoint has the table of words.
+/// Says where a checkpoint has the embedding.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Words {
-    /// What the names of all modules but the head begin with.
+    /// The names of all modules but the head begin with this prefix.
     pub prefix: &'static str,
-    /// The module whose weight is the table.
+    /// The weight of this module is the embedding.
     pub module: String,
 }
 
 impl Words {
-    /// The table `name` behind one of `prefixes`. Without one it is the weight of a head that the config ties to it:
-    /// safetensors' `save_model` writes a shared tensor under one name only. The prefix is then that of `in_layer`, a
-    /// module that every model has.
+    /// Finds the embedding `name` behind one of `prefixes`, or the weight of a head that the config ties to it. The
+    /// second case exists because safetensors' `save_model` writes a shared tensor under one name only. The prefix then
+    /// comes from `in_layer`, a module that every model has.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`](crate::Error::MissingTensor) for a checkpoint without either, and those of
+    /// [`Error::MissingTensor`](crate::Error::MissingTensor) if the checkpoint has neither, or an error of
     /// [`Checkpoint::has_weight`].
     fn find(
         checkpoint: &Checkpoint,
@@ -122,19 +122,19 @@ pub(crate) enum ExpertMatrices {
     /// Parameters `[experts, inputs, outputs]`, or quantized `[experts, outputs, inputs]`, and their biases
     /// `[experts, outputs]`; outputs of gate and up take turns.
     Stacked { gate_up: &'static str, down: &'static str },
-    /// Parameters `[experts, outputs, inputs]`; all outputs of the gate come before those of up.
+    /// The parameters are `[experts, outputs, inputs]`; all outputs of the gate precede the outputs of up.
     Halves { gate_up: &'static str, down: &'static str },
 }
 
 impl Experts {
-    /// The experts that other models save as a module each, as transformers 5 holds them: safetensors' `save_model` writes
+    /// transformers 5 stacks the experts that models publish as a module each, and safetensors' `save_model` writes
     /// them so.
     const HELD: Self = Self {
         router: "mlp.gate",
         matrices: ExpertMatrices::Halves { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
     };
 
-    /// The names of a layer in a checkpoint, where tensors are called `at(..)`.
+    /// Returns the names of a layer in a checkpoint, whose tensors are called `at(..)`.
     pub(crate) fn in_layer(&'static self, checkpoint: &Checkpoint, at: &dyn Fn(&str) -> String) -> &'static Self {
         match (&self.matrices, &Self::HELD.matrices) {
             (ExpertMatrices::Each { .. }, ExpertMatrices::Halves { gate_up, .. })
@@ -153,10 +153,10 @@ impl TensorNames {
         !matches!(self.up, Up::Plain(_))
     }
 
-    /// The embedding of a checkpoint, which may be the weight of a head that is `tied` to it.
+    /// Finds the embedding of a checkpoint, which may be the weight of a head that is `tied` to it.
     ///
     /// # Errors
-    /// A checkpoint that has none.
+    /// Fails if the checkpoint has none.
     pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
         let heads = if tied { self.heads } else { &[] };
         let in_layer = format!("{}0.{}", self.layer, self.attention_output);
@@ -193,10 +193,10 @@ pub(crate) struct EncoderNames {
 }
 
 impl EncoderNames {
-    /// The table of words of a checkpoint, which may be the weight of a head for masked words that is `tied` to it.
+    /// Finds the embedding of a checkpoint, which may be the weight of a masked-word head that is `tied` to it.
     ///
     /// # Errors
-    /// A checkpoint that has none.
+    /// Fails if the checkpoint has none.
     pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
         let heads = if tied { &self.masked_head[1..] } else { &[] };
         let in_layer = format!("{}.0.{}", self.layer, self.output);

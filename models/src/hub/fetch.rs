@@ -45,13 +45,13 @@ struct Lfs {
 }
 
 impl Listing {
-    /// What the revision has in place of a checkpoint that is read, as the end of a message.
+    /// Returns the end of a message that says what the revision has in place of a supported checkpoint.
     fn instead(&self) -> String {
         let names: Vec<&str> = self.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
         contents::instead_of_weights(&names).map_or_else(String::new, |instead| format!(", only {instead}"))
     }
 
-    /// The files directly in the folder of additional chat templates.
+    /// Returns the files directly in the folder of additional chat templates.
     fn additional_chat_templates(&self) -> impl Iterator<Item = &str> {
         let name_of = |path: &str| {
             let name = path.strip_prefix(ADDITIONAL_CHAT_TEMPLATES)?.strip_prefix('/')?;
@@ -94,7 +94,7 @@ impl Hub {
         if listing.blob(&config)?.is_none() {
             return Err(Error::Hub(format!("{id} on the hub has no {config}{}", listing.instead())));
         }
-        // Nothing but these and the weights is ever fetched: no pickles, no code.
+        // Only these files and the weights are ever fetched: no pickles, no code.
         transfer.chat_templates(&listing)?;
         for name in transfer.snapshot.small_files()? {
             transfer.file_if_there(&listing, &name)?;

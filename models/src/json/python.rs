@@ -1,33 +1,33 @@
-//! What Python's `json` reads and JSON does not have: `NaN` and `Infinity`, numbers beyond f64, and halves of surrogate
-//! pairs. Python programs write such files, and read them back.
+//! Reads the extensions that Python's `json` accepts: `NaN`, `Infinity`, numbers beyond f64, and unpaired surrogates.
+//! Python programs write such files.
 //!
-//! A [`Value`] holds none of these. The text is rewritten, so that an object with one reserved key stands for each: no
-//! reader takes it for a number or a string, and messages show what the file has.
+//! A [`Value`] cannot hold these, so the text is rewritten: an object with one reserved key stands for each. No reader
+//! takes it for a number or a string, and messages show the spelling of the file.
 
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-/// The key of objects that stand for a value.
+/// An object that stands for a value has this key.
 const KEY: &str = "\u{0}python";
-/// Values that are rewritten at most: the objects are longer than what they stand for.
+/// Maximum number of rewritten values. The objects are longer than the values, so this limits the text.
 const MAX_VALUES: usize = 1 << 12;
-/// Characters of a value that its object keeps.
+/// Maximum number of characters that an object keeps of its value.
 const MAX_CHARS: usize = 20;
 
-/// How the file spells the value that an object stands for; `None` for every other value.
+/// Returns the spelling of the value that an object stands for; `None` for every other value.
 pub(super) fn spelling(value: &Value) -> Option<&str> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.get(KEY)?.as_str()
 }
 
-/// The text in JSON; `None` where it has nothing that Python alone reads, or more than [`MAX_VALUES`] of it.
+/// Returns the text as JSON. Returns `None` if it has no extension, or more than [`MAX_VALUES`].
 ///
-/// The result is valid exactly where Python reads the text.
+/// The result is valid JSON exactly if Python reads the text.
 pub(super) fn rewritten(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut json, mut copied, mut at, mut values) = (String::new(), 0, 0, 0);
     while let Some(&first) = bytes.get(at) {
-        // Tokens begin and end at ASCII, where a text may be cut.
+        // Tokens begin and end at ASCII characters, so the text may be cut there.
         let length = match first {
             b'"' => string_length(&bytes[at..])?,
             b'-' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => word_length(&bytes[at..]),
@@ -42,7 +42,7 @@ pub(super) fn rewritten(text: &str) -> Option<String> {
         let is_key = || bytes[at..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b':');
         let new = match first {
             b'"' if !has_half_pair(token) => continue,
-            // A field that nothing asks for: no name of one has a backslash.
+            // No field that is looked up has a backslash in its name, so this name is never read.
             b'"' if is_key() => json!(token[1..length - 1]),
             b'"' => json!({ KEY: format!("{}, which has half of a surrogate pair", shortened(token)) }),
             _ if ["NaN", "Infinity", "-Infinity"].contains(&token) || is_beyond_f64(token) => {
@@ -65,7 +65,7 @@ pub(super) fn rewritten(text: &str) -> Option<String> {
     Some(json)
 }
 
-/// Bytes of the string that a text begins with, its quotes included; `None` where it does not end.
+/// Returns the length in bytes of the string at the start, with its quotes; `None` if it does not end.
 fn string_length(text: &[u8]) -> Option<usize> {
     let mut at = 1;
     loop {
@@ -77,19 +77,19 @@ fn string_length(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// Bytes of the number or name that a text begins with.
+/// Returns the length in bytes of the number or name at the start.
 fn word_length(text: &[u8]) -> usize {
     let ends = |byte: &u8| !byte.is_ascii_alphanumeric() && !b"+-._".contains(byte);
     text.iter().position(ends).unwrap_or(text.len())
 }
 
-/// Whether a string has an escaped surrogate that is not the first or second of a pair.
+/// Returns whether a string has an escaped surrogate that belongs to no pair.
 fn has_half_pair(string: &str) -> bool {
     let mut rest = string;
     while let Some(escape) = rest.find('\\') {
         rest = &rest[escape..];
         let length = match surrogate(rest) {
-            // An escape has two bytes, or six with a code unit; those of a unit are no backslashes.
+            // An escape has two bytes, or six with a code unit, whose digits are no backslashes.
             None => 2,
             Some(0xd800..=0xdbff) if matches!(rest.get(6..).and_then(surrogate), Some(0xdc00..)) => 12,
             Some(_) => return true,
@@ -100,7 +100,7 @@ fn has_half_pair(string: &str) -> bool {
     false
 }
 
-/// The surrogate that a text begins with, as `\uXXXX`.
+/// Returns the surrogate at the start, which is spelled `\uXXXX`.
 fn surrogate(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("\\u")?.get(..4)?;
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -109,7 +109,7 @@ fn surrogate(text: &str) -> Option<u16> {
     u16::from_str_radix(digits, 16).ok().filter(|unit| (0xd800..0xe000).contains(unit))
 }
 
-/// Whether a token is a number of JSON that is infinite as f64.
+/// Returns whether a token is a JSON number that is infinite as f64.
 fn is_beyond_f64(token: &str) -> bool {
     token.parse().is_ok_and(f64::is_infinite) && serde_json::from_str::<IgnoredAny>(token).is_ok()
 }
@@ -125,7 +125,7 @@ fn shortened(token: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What stands for a value.
+    /// Returns the object that stands for a value.
     fn stands_for(spelling: &str) -> Value {
         json!({ KEY: spelling })
     }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn values_that_python_alone_reads_are_held() {
-        // Each is read by json.loads of Python 3.11.
+        // `json.loads` of Python 3.11 reads each text.
         let long = "9".repeat(400);
         for (text, spelling) in [
             ("NaN", "NaN"),

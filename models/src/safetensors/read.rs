@@ -1,4 +1,4 @@
-//! The header of a safetensors file, checked.
+//! Reads and checks the header of a safetensors file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,23 +12,23 @@ use super::{MAX_HEADER_BYTES, METADATA, quoted};
 
 /// A header starts after its length, a little-endian u64.
 pub const LENGTH_BYTES: usize = size_of::<u64>();
-/// PyTorch's tensors have no more dimensions.
+/// PyTorch limits tensors to this many dimensions.
 const MAX_RANK: usize = 64;
 
-/// What is wrong with a header.
+/// Describes the fault of a header.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// It says what cannot be.
+    /// The header contradicts itself or the file.
     #[error("{0}")]
     Damaged(String),
-    /// It is not the JSON that it should be.
+    /// The text is not JSON of the expected form.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
 }
 
-/// What a safetensors file says of its tensors: no name comes twice, their bytes lie one after the other without gap or
-/// overlap to the file's end, and each has as many as its shape and dtype take.
+/// Lists the tensors of a safetensors file. Names are unique, and the bytes follow each other without gap or overlap to
+/// the file's end. Each tensor has as many bytes as its shape and dtype take.
 ///
 /// ```
 /// use sinew_models::safetensors::{Header, LENGTH_BYTES};
@@ -48,11 +48,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// Where the header ends in a file of `len` bytes that begins with `first`, of which there are at least
-    /// [`LENGTH_BYTES`] where the file has so many.
+    /// Returns the end of the header in a file of `len` bytes that begins with `first`. `first` has at least
+    /// [`LENGTH_BYTES`] if the file has so many.
     ///
     /// # Errors
-    /// A file that is shorter than its header, or a header of more than [`MAX_HEADER_BYTES`].
+    /// Fails if the file is shorter than its header, or the header is longer than [`MAX_HEADER_BYTES`].
     pub fn end(first: &[u8], len: u64) -> Result<usize, HeaderError> {
         let Some(length) = first.first_chunk() else {
             let problem = format!("the file has {len} bytes, and a header at least {LENGTH_BYTES}");
@@ -67,15 +67,15 @@ impl Header {
         if end > len {
             return Err(HeaderError::Damaged(format!("the header ends at byte {end} of {len}: the file is truncated")));
         }
-        // It fits: the header is small.
+        // The cast is lossless because the header is small.
         Ok(end as usize)
     }
 
-    /// Reads the text of a header, what is between its length and its [`end`](Self::end), of a file of `len` bytes.
+    /// Reads the text between a header's length and its [`end`](Self::end), in a file of `len` bytes.
     ///
     /// # Errors
-    /// Text that is not the JSON of a header, a name that comes twice, tensors that overlap, leave bytes out or have another
-    /// number of them than their shapes say, more than 64 dimensions, or bytes that the file has not or that belong to no
+    /// Fails if the text is not a header's JSON or has a name twice. Fails if tensors overlap, leave gaps, differ in
+    /// size from their shapes, or have over 64 dimensions. Fails if bytes are missing from the file or belong to no
     /// tensor.
     pub fn read(text: &[u8], len: u64) -> Result<Self, HeaderError> {
         let Unique(tensors) = serde_json::from_slice(text)?;
@@ -90,19 +90,19 @@ impl Header {
         Err(HeaderError::Damaged(format!("{data} bytes of tensors after byte {start} of {len}: {size}")))
     }
 
-    /// The tensors by name; their bytes count from the header's [`end`](Self::end).
+    /// Returns the tensors by name. Their offsets count from the header's [`end`](Self::end).
     pub fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         &self.tensors
     }
 
-    /// The same, owned.
+    /// Returns the tensors by name and consumes the header.
     pub fn into_tensors(self) -> BTreeMap<String, TensorInfo> {
         self.tensors
     }
 }
 
-/// The bytes that the tensors of a header have together: they lie one after the other without gap or overlap, and each is
-/// as large as its shape and dtype make it.
+/// Returns the total size of the tensors of a header. Checks that they follow each other without gap or overlap, and
+/// that each has the size of its shape and dtype.
 fn bytes_of(tensors: &BTreeMap<String, TensorInfo>) -> Result<u64, String> {
     let mut in_order: Vec<_> = tensors.iter().collect();
     in_order.sort_unstable_by_key(|(_, info)| info.data_offsets);
@@ -125,8 +125,8 @@ fn bytes_of(tensors: &BTreeMap<String, TensorInfo>) -> Result<u64, String> {
     Ok(last as u64)
 }
 
-/// A JSON object in which no name comes twice: of two values a reader would have to guess which one is meant. The
-/// entry `__metadata__`, which says nothing of the tensors, is left out.
+/// Reads a JSON object with unique names, because a reader would have to guess between two values. The entry
+/// `__metadata__` is left out: it describes no tensor.
 ///
 /// ```
 /// use sinew_models::safetensors::Unique;

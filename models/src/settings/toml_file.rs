@@ -1,4 +1,4 @@
-//! Settings in files: TOML, read and written.
+//! Reads and writes settings in TOML files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,13 @@ use super::{FIELDS, Field, Settings};
 use crate::{Error, Result, files};
 
 impl Resolved {
-    /// What a user has: `file`, else the one that `SINEW_SETTINGS` names, else `sinew/settings.toml` in
-    /// `XDG_CONFIG_HOME` or `HOME/.config`, if it is there; then the variables of the environment.
+    /// Reads the settings of a user from `file` or, without one, the file that `SINEW_SETTINGS` names. Without either
+    /// it reads `sinew/settings.toml` in `XDG_CONFIG_HOME` or `HOME/.config`, if there is one. Variables of the
+    /// environment override the file.
     ///
     /// # Errors
-    /// A file that is named and not there, that is no TOML, or has a key or a value that there is not; or such a value of
-    /// a variable.
+    /// Fails if a named file is missing or is not TOML. Fails if a key is unknown, or a value of the file or a variable
+    /// is invalid.
     pub fn of_user(file: Option<&Path>, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
         let mut resolved = Self::new();
         let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -24,7 +25,7 @@ impl Resolved {
         let folder = || set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
         match named {
             Some(path) => resolved.add_toml(&path, &files::read_text(&path)?)?,
-            // A path from wherever the process happens to be is nobody's home.
+            // A relative path depends on the working directory, so it is ignored.
             None => {
                 if let Some(path) = folder().filter(|folder| folder.is_absolute()) {
                     let path = path.join("sinew").join("settings.toml");
@@ -38,8 +39,8 @@ impl Resolved {
         Ok(resolved)
     }
 
-    /// What a file in TOML says goes before what is known; `path` is what sources call it, and from its folder the paths
-    /// in it are taken that do not begin at the root.
+    /// Sets the values of a TOML file, which override earlier ones. Sources name the file `path`, and relative paths in
+    /// it start at its folder.
     ///
     /// ```
     /// use std::path::Path;
@@ -52,7 +53,8 @@ impl Resolved {
     /// ```
     ///
     /// # Errors
-    /// No TOML, a key that there is not, with the nearest that there are, or a value that the setting cannot have.
+    /// Fails if `text` is not TOML, a key is unknown, or a value is invalid. The message names the keys nearest to an
+    /// unknown one.
     pub fn add_toml(&mut self, path: &Path, text: &str) -> Result<()> {
         let line_of = |at: usize| text.get(..at).map_or(1, |before| 1 + before.matches('\n').count());
         let config =
@@ -81,13 +83,13 @@ impl Resolved {
     }
 }
 
-/// A value as the text that a setting takes.
+/// Converts a value to the text that a setting takes.
 fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
     Ok(match value.get_ref() {
         DeValue::String(text) => text.clone().into_owned(),
         DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
             Ok(number) => number.to_string(),
-            // Too long for any setting, which says what it takes instead.
+            // The number is too long for any setting; the setting reports what it takes.
             Err(_) => number.to_string(),
         },
         DeValue::Boolean(is) => is.to_string(),
@@ -96,7 +98,7 @@ fn plain(value: &Spanned<DeValue<'_>>) -> std::result::Result<String, String> {
 }
 
 impl Settings {
-    /// A file in TOML that says the same, wherever it is kept. Defaults are comments, and so is what is secret.
+    /// Writes the settings as a TOML file that can be kept in any folder. Defaults and secrets become comments.
     pub fn to_toml(&self) -> String {
         let (mut text, mut settings, usual) = (String::new(), self.clone(), Self::default());
         let here = std::env::current_dir().ok();
@@ -116,7 +118,7 @@ impl Settings {
     }
 }
 
-/// A text as TOML has it: numbers, true and false as they are.
+/// Writes a text as a TOML value; numbers, true and false stay without quotes.
 fn literal(text: &str) -> String {
     if text.parse::<i64>().is_ok_and(|number| number.to_string() == text) || text == "true" || text == "false" {
         return text.to_owned();

@@ -1,7 +1,7 @@
-//! Classes of transformers 5 that build a tokenizer's steps themselves, and what Sinew takes from them.
+//! Describes the tokenizer classes of transformers 5 that build a tokenizer's steps themselves.
 //!
-//! `tokenizer.json` says which steps there are: models were trained with those, and transformers 4 ran them. The class
-//! in `tokenizer_config.json` says with which options its own steps run, and which special tokens go around a text.
+//! `tokenizer.json` lists the steps, because models were trained with them and transformers 4 ran them. The class in
+//! `tokenizer_config.json` sets the options of its own steps and the special tokens around a text.
 
 use std::collections::HashMap;
 
@@ -14,31 +14,33 @@ use crate::documents::{Documents, FileName};
 use crate::error::Result;
 use crate::json::{Fields, brief};
 
-/// A tokenizer class of transformers 5.
+/// Describes a tokenizer class of transformers 5.
 pub(super) struct Class {
-    /// Its names in `tokenizer_class`, without `Fast`. Aliases follow the class that transformers loads for them.
+    /// `tokenizer_class` has one of these names, perhaps followed by `Fast`. The first is the class that transformers
+    /// loads; the others are aliases.
     names: &'static [&'static str],
-    /// Special tokens that it has where the config names none, by attribute.
+    /// The class has these special tokens, by attribute, if the config names none.
     pub defaults: &'static [(&'static str, &'static str)],
-    /// Attributes of the tokens before and after a text; `None` where it takes the post-processor of the file.
+    /// The class puts the tokens of these attributes before and after a text. `None` keeps the post-processor of the
+    /// file.
     around: Option<[Option<&'static str>; 2]>,
     options: Options,
-    /// Its steps, which are compared with those of the file; `None` where nothing is compared.
+    /// The steps of the file are compared with these. `None` compares nothing.
     steps: Option<Steps>,
 }
 
-/// Options that a config sets in steps of the file.
+/// Lists the options that a config sets in steps of the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Options {
     None,
-    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of a BERT normalizer.
+    /// The config sets `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of a BERT normalizer.
     Bert,
-    /// `add_prefix_space` of a byte-level pre-tokenizer. One among other steps stays as the file has it: transformers 5
-    /// leaves those others out, while the models were trained with them.
+    /// The config sets `add_prefix_space` of a byte-level pre-tokenizer. A pre-tokenizer among other steps keeps the
+    /// option of the file: transformers 5 omits the other steps, but the models were trained with them.
     ByteLevel,
 }
 
-/// The steps of a class in each part, as [`kinds`] lists them. Several lists are equivalent.
+/// Lists the steps of a class in each part, as [`kinds`] does. Several lists may be equivalent.
 struct Steps {
     normalizer: &'static [&'static [&'static str]],
     pre_tokenizer: &'static [&'static [&'static str]],
@@ -81,8 +83,8 @@ const BYTE_STEPS: Option<Steps> =
     Some(Steps { normalizer: &[&[]], pre_tokenizer: &[&["ByteLevel"]], decoder: &[&["ByteLevel"]] });
 const QWEN2_SPLIT: &str = r"Split((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// Classes whose special tokens around a text or options differ from those of the file, and those of the architectures
-/// that Sinew runs. All others take the file.
+/// Lists the classes whose options or special tokens around a text differ from the file, and the classes of the
+/// architectures that Sinew runs. Every other class takes the file.
 const CLASSES: &[Class] = &[
     Class {
         names: &[
@@ -126,7 +128,7 @@ const CLASSES: &[Class] = &[
         defaults: ANGLES,
         around: BOS_EOS,
         options: Options::None,
-        // It takes the map of characters of the file.
+        // The class takes the character map of the file.
         steps: Some(Steps {
             normalizer: &[],
             pre_tokenizer: &[&["WhitespaceSplit", "Metaspace"], &["Metaspace"]],
@@ -222,13 +224,13 @@ const CLASSES: &[Class] = &[
     },
 ];
 
-/// What AutoTokenizer of transformers 5 loads for a `model_type`, where `tokenizer_class` does not decide alone.
+/// AutoTokenizer of transformers 5 loads this for a `model_type`, if `tokenizer_class` does not decide alone.
 enum Registered {
-    /// The class, where `tokenizer_class` names none.
+    /// Loads this class if `tokenizer_class` names none.
     Usually(&'static str),
-    /// The class, whatever `tokenizer_class` says.
+    /// Loads this class and ignores `tokenizer_class`.
     Always(&'static str),
-    /// The file, whatever `tokenizer_class` says.
+    /// Loads the file and ignores `tokenizer_class`.
     File,
 }
 
@@ -247,8 +249,8 @@ fn registered(model_type: &str) -> Option<Registered> {
     })
 }
 
-/// The class that AutoTokenizer of transformers 5 loads, by the files that it asks in its order; `None` for the one that
-/// takes `tokenizer.json` as it is.
+/// Returns the class that AutoTokenizer of transformers 5 loads; it reads the files in the same order. `None` stands
+/// for the class that takes `tokenizer.json` unchanged.
 pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'static Class>> {
     let model = documents.json_if_present(FileName::Config)?;
     let of_model = |name: &str| model.and_then(|model| model.get(name)).and_then(Value::as_str);
@@ -261,10 +263,10 @@ pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'
     Ok(CLASSES.iter().find(|class| class.names.contains(&name)))
 }
 
-/// The steps of each part of a `tokenizer.json`, by the name of the part.
+/// Maps the name of each part of a `tokenizer.json` to the kinds of its steps.
 pub(super) type Kinds = HashMap<String, Vec<String>>;
 
-/// The kinds of the steps of a part of a `tokenizer.json`, with what they look for.
+/// Returns the kinds of the steps in a part of a `tokenizer.json`, with their patterns.
 pub(super) fn kinds(part: &Value) -> Vec<String> {
     let Some(kind) = part.get("type").and_then(Value::as_str) else {
         return if part.is_null() { Vec::new() } else { vec![brief(part)] };
@@ -278,12 +280,12 @@ pub(super) fn kinds(part: &Value) -> Vec<String> {
 }
 
 impl Class {
-    /// How transformers calls it.
+    /// Returns the name that transformers uses.
     pub fn name(&self) -> &'static str {
         self.names[0]
     }
 
-    /// Refuses options in a config that are not what they should be.
+    /// Reads the options of a config and refuses those of a wrong type.
     pub fn settings(&'static self, config: &Fields<'_>) -> Result<Settings> {
         let mut settings = Settings { class: self, bert: None, add_prefix_space: None };
         match self.options {
@@ -303,13 +305,12 @@ impl Class {
         Ok(settings)
     }
 
-    /// Whether transformers loads this class for a file with these steps. It takes byte-level files as they are where they
-    /// name Llama's class, which is one for SentencePiece.
+    /// Returns whether transformers loads this class for a file with these steps.
     pub fn loads(&self, file: &Kinds) -> bool {
         self.name() != "LlamaTokenizer" || !file.values().flatten().any(|kind| kind == "ByteLevel")
     }
 
-    /// Warns where the file has other steps than transformers would run.
+    /// Warns if the file has other steps than transformers would run.
     pub fn warn_of_steps(&self, file: &Kinds) {
         let Some(steps) = &self.steps else { return };
         let parts =
@@ -335,7 +336,7 @@ impl Class {
     }
 }
 
-/// A class with the options of a config.
+/// Combines a class with the options of a config.
 pub(super) struct Settings {
     pub class: &'static Class,
     bert: Option<BertNormalizer>,
@@ -343,8 +344,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Sets the options in steps of the file that the class has as well. The file says whether a BERT normalizer cleans
-    /// a text, for which no config has an option.
+    /// Sets the options in the steps that the file and the class share. The file decides whether a BERT normalizer
+    /// cleans a text, because no config has an option for it.
     pub fn set_options(&self, tokenizer: &mut Tokenizer) {
         if let (Some(mut bert), Some(NormalizerWrapper::BertNormalizer(found))) =
             (self.bert, tokenizer.get_normalizer())
@@ -361,7 +362,7 @@ impl Settings {
     }
 }
 
-/// The special tokens that a tokenizer puts before and after a text.
+/// Holds the special tokens that a tokenizer puts before and after a text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Around {
     pub before: Vec<u32>,
@@ -369,7 +370,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    /// Those of a post-processor, found by giving it a text of one token.
+    /// Finds the special tokens of the post-processor by giving it a text of one token.
     pub fn of(tokenizer: &Tokenizer) -> tokenizers::Result<Self> {
         let Some(processor) = tokenizer.get_post_processor() else { return Ok(Self::default()) };
         const TEXT: u32 = u32::MAX;
@@ -380,8 +381,8 @@ impl Around {
         Ok(Self { before: ids[..text].to_vec(), after: ids.get(text + 1..).unwrap_or_default().to_vec() })
     }
 
-    /// Those of a class, whose attributes `named` looks up; `None` where the class leaves them to the file, or where the
-    /// tokenizer lacks one of them.
+    /// Returns the special tokens of a class; `named` looks up its attributes. Returns `None` if the class leaves them
+    /// to the file, or if the tokenizer lacks one.
     pub fn of_class<'a>(class: &Class, tokenizer: &Tokenizer, named: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let ids = |attribute: Option<&str>| match attribute {
             None => Some(Vec::new()),
@@ -391,7 +392,7 @@ impl Around {
         Some(Self { before: ids(before)?, after: ids(after)? })
     }
 
-    /// Puts them around the texts of a tokenizer.
+    /// Makes a tokenizer put these tokens around its texts.
     pub fn put(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
         let piece = |&id: &u32| json!({"SpecialToken": {"id": id.to_string(), "type_id": 0}});
         let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
@@ -409,7 +410,7 @@ impl Around {
         Ok(())
     }
 
-    /// How they are spelled, for messages.
+    /// Spells the tokens for messages.
     pub fn spelled(&self, tokenizer: &Tokenizer) -> String {
         let list = |ids: &[u32]| match ids {
             [] => "nothing".to_owned(),

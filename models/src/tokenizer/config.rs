@@ -1,5 +1,5 @@
-//! What `tokenizer_config.json` and `special_tokens_map.json` say of a tokenizer beside its own file. Where they
-//! contradict that file, transformers goes by them.
+//! Reads what `tokenizer_config.json` and `special_tokens_map.json` declare about a tokenizer. They override
+//! `tokenizer.json`, as in transformers.
 
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer};
@@ -11,27 +11,27 @@ use crate::json::{Fields, brief};
 
 const ADDED: &str = "added_tokens_decoder";
 const EXTRA: &str = "extra_special_tokens";
-/// The name of [`EXTRA`] before transformers 5.
+/// [`EXTRA`] had this name before transformers 5.
 const ADDITIONAL: &str = "additional_special_tokens";
-/// Attributes in the order in which transformers gives new ids to their tokens.
+/// transformers gives new ids to the tokens of these attributes in this order.
 const ATTRIBUTES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What the files beside a `tokenizer.json` declare.
+/// Holds the declarations of the files beside a `tokenizer.json`.
 #[derive(Default)]
 pub(super) struct Declared {
-    /// Whether texts that are too long lose their beginning; where it is not said, the tokenizer's own file decides.
+    /// A text that is too long loses its beginning if this is set. `None` leaves the choice to `tokenizer.json`.
     pub cuts_begin: Option<bool>,
-    /// Whether special tokens that a text spells are tokenized as the text that they are.
+    /// Special tokens that are spelled in a text are tokenized as ordinary text if this is set.
     pub splits_special: bool,
     class: Option<Settings>,
-    /// Tokens beside the vocabulary, in the order of their ids.
+    /// These tokens are added to the vocabulary, in the order of their ids.
     pub added: Vec<(u32, AddedToken)>,
-    /// Special tokens by attribute, such as `eos_token`, in the order in which they get new ids.
+    /// These special tokens have an attribute, such as `eos_token`, and get new ids in this order.
     pub named: Vec<(String, AddedToken)>,
-    /// Further special tokens, which get ids after those.
+    /// These special tokens have no attribute and get ids after the named ones.
     pub extra: Vec<AddedToken>,
-    /// What is said of `add_bos_token` and `add_eos_token`.
+    /// The config may set `add_bos_token` and `add_eos_token`.
     adds: [Option<bool>; 2],
 }
 
@@ -49,7 +49,7 @@ impl Declared {
             }
         };
         let class = class::of(&config, documents)?.map(|class| class.settings(&config)).transpose()?;
-        // Since they save `added_tokens_decoder`, tokenizers repeat there what this file says.
+        // A tokenizer with `added_tokens_decoder` repeats the map in `tokenizer_config.json`, so the file is skipped.
         let map = FileName::SpecialTokensMap;
         let map = match config.mentions(ADDED) {
             true => None,
@@ -67,19 +67,20 @@ impl Declared {
         })
     }
 
-    /// The class that is loaded for a file with these steps.
+    /// Returns the class that is loaded for a file with these steps.
     fn class(&self, file: &Kinds) -> Option<&Settings> {
         self.class.as_ref().filter(|settings| settings.class.loads(file))
     }
 
-    /// Special tokens of the class for attributes that the files do not name. `file` has the steps of `tokenizer.json`.
+    /// Returns the special tokens of the class for attributes that the files do not name. `file` has the steps of
+    /// `tokenizer.json`.
     pub fn defaults(&self, file: &Kinds) -> impl Iterator<Item = &'static str> {
         let defaults = self.class(file).map_or(&[][..], |settings| settings.class.defaults);
         let named = |attribute: &str| self.named.iter().any(|(name, _)| name == attribute);
         defaults.iter().filter(move |(attribute, _)| !named(attribute)).map(|(_, token)| *token)
     }
 
-    /// Whether the class takes special tokens by their text alone, so that those that are named lose their flags.
+    /// Returns whether named special tokens lose their flags.
     pub fn forgets_flags(&self, file: &Kinds) -> bool {
         self.class(file).is_some_and(|settings| settings.class.name() == "Qwen2Tokenizer")
     }
@@ -123,7 +124,7 @@ impl Declared {
         Ok(())
     }
 
-    /// The token of an attribute: the one that is named, else the default of the class.
+    /// Returns the token that the files name for an attribute, or the default of the class.
     fn token(&self, attribute: &str, file: &Kinds) -> Option<&str> {
         let named = self.named.iter().find(|(name, _)| name == attribute).map(|(_, token)| &*token.content);
         let defaults = self.class(file).map_or(&[][..], |settings| settings.class.defaults);
@@ -131,7 +132,7 @@ impl Declared {
     }
 }
 
-/// The special tokens that the files name.
+/// Holds the special tokens that the files name.
 #[derive(Default)]
 struct Special {
     named: Vec<(String, AddedToken)>,
@@ -139,7 +140,7 @@ struct Special {
 }
 
 impl Special {
-    /// Those of a `tokenizer_config.json` and of a `special_tokens_map.json`, which goes before it.
+    /// Reads the special tokens of `tokenizer_config.json` and of `special_tokens_map.json`, which overrides it.
     fn read(config: &Fields<'_>, map: Option<&Fields<'_>>) -> Result<Self> {
         let mut special = Self::default();
         let in_map = |name: &str| map.filter(|map| map.mentions(name));
@@ -149,7 +150,8 @@ impl Special {
                 special.name(name, token(fields, name, value)?);
             }
         }
-        // Attributes of the model's own, such as `image_token`. Flags such as `add_bos_token` are called alike.
+        // A model may have attributes of its own, such as `image_token`. Flags such as `add_bos_token` end alike but
+        // are no strings.
         let own = |fields: &Fields<'_>, text: bool| {
             let values = fields.keys().filter_map(|name| Some((name.to_owned(), fields.get(name)?)));
             let values = values.filter(|(name, value)| {
@@ -167,7 +169,7 @@ impl Special {
         for (name, token) in [objects, of_map.unwrap_or_default(), own(config, true)?].concat() {
             special.name(&name, token);
         }
-        // A list that is not empty goes before one by the older name; an object of named tokens does not.
+        // A list that is not empty overrides the list of the older name; an object of named tokens does not.
         let listed = match config.get(EXTRA) {
             None | Some(Value::Object(_)) => false,
             Some(Value::Array(list)) if list.is_empty() => !config.mentions(ADDITIONAL),
@@ -195,7 +197,7 @@ impl Special {
         }
     }
 
-    /// Adds the tokens of a list, or those of an object by their names.
+    /// Adds the tokens of a list, or the named tokens of an object.
     fn extend(&mut self, fields: &Fields<'_>, name: &str) -> Result<()> {
         match fields.get(name) {
             None => {}
@@ -218,8 +220,8 @@ impl Special {
     }
 }
 
-/// A special token: its text, or an object with its flags. Python writes `__type` into objects of a config, in which
-/// `special` is then meant to be false where it is left out.
+/// Reads a special token from its text, or from an object with its flags. In an object with `__type`, which Python
+/// writes into configs, a missing `special` means false.
 fn token(fields: &Fields<'_>, name: &str, value: &Value) -> Result<AddedToken> {
     let problem = |problem: &str| fields.problem(name, &format!("{problem}, found {}", brief(value)));
     let object = match value {
