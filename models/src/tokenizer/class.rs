@@ -27,6 +27,10 @@ pub(super) struct Class {
     options: Options,
     /// The steps of the file are compared with these. `None` compares nothing.
     steps: Option<Steps>,
+    /// The class takes special tokens by their text alone, so named tokens lose their flags.
+    pub forgets_flags: bool,
+    /// transformers loads byte-level files unchanged even if they name this class, because it is for SentencePiece.
+    skips_byte_level_files: bool,
 }
 
 /// Lists the options that a config sets in steps of the file.
@@ -100,6 +104,8 @@ const CLASSES: &[Class] = &[
         around: CLS_SEP,
         options: Options::Bert,
         steps: BERT_STEPS,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["MPNetTokenizer"],
@@ -115,6 +121,8 @@ const CLASSES: &[Class] = &[
         around: CLS_SEP,
         options: Options::Bert,
         steps: BERT_STEPS,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer"],
@@ -122,6 +130,8 @@ const CLASSES: &[Class] = &[
         around: CLS_SEP,
         options: Options::ByteLevel,
         steps: BYTE_STEPS,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["XLMRobertaTokenizer"],
@@ -134,14 +144,26 @@ const CLASSES: &[Class] = &[
             pre_tokenizer: &[&["WhitespaceSplit", "Metaspace"], &["Metaspace"]],
             decoder: &[&["Metaspace"]],
         }),
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
-    Class { names: &["CamembertTokenizer"], defaults: ANGLES, around: BOS_EOS, options: Options::None, steps: None },
+    Class {
+        names: &["CamembertTokenizer"],
+        defaults: ANGLES,
+        around: BOS_EOS,
+        options: Options::None,
+        steps: None,
+        forgets_flags: false,
+        skips_byte_level_files: false,
+    },
     Class {
         names: &["AlbertTokenizer", "BigBirdTokenizer"],
         defaults: SENTENCEPIECE,
         around: CLS_SEP,
         options: Options::None,
         steps: None,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["DebertaTokenizer", "DebertaV2Tokenizer"],
@@ -149,6 +171,8 @@ const CLASSES: &[Class] = &[
         around: CLS_SEP,
         options: Options::None,
         steps: None,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["HerbertTokenizer"],
@@ -162,6 +186,8 @@ const CLASSES: &[Class] = &[
         around: CLS_SEP,
         options: Options::None,
         steps: None,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["GPTNeoXTokenizer"],
@@ -174,6 +200,8 @@ const CLASSES: &[Class] = &[
         around: Some([None, None]),
         options: Options::ByteLevel,
         steps: Some(Steps { normalizer: &[&["NFC"]], pre_tokenizer: &[&["ByteLevel"]], decoder: &[&["ByteLevel"]] }),
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["GPT2Tokenizer"],
@@ -181,6 +209,8 @@ const CLASSES: &[Class] = &[
         around: None,
         options: Options::ByteLevel,
         steps: BYTE_STEPS,
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["Qwen2Tokenizer"],
@@ -192,6 +222,8 @@ const CLASSES: &[Class] = &[
             pre_tokenizer: &[&[QWEN2_SPLIT, "ByteLevel"]],
             decoder: &[&["ByteLevel"]],
         }),
+        forgets_flags: true,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["GemmaTokenizer"],
@@ -210,6 +242,8 @@ const CLASSES: &[Class] = &[
             pre_tokenizer: &[&["Split( )"], &[]],
             decoder: &[&["Replace(▁)", "ByteFallback", "Fuse"]],
         }),
+        forgets_flags: false,
+        skips_byte_level_files: false,
     },
     Class {
         names: &["LlamaTokenizer", "CodeLlamaTokenizer"],
@@ -221,6 +255,8 @@ const CLASSES: &[Class] = &[
             pre_tokenizer: &[&["Metaspace"]],
             decoder: &[&["Replace(▁)", "ByteFallback", "Fuse", "Strip"], &["Replace(▁)", "ByteFallback", "Fuse"]],
         }),
+        forgets_flags: false,
+        skips_byte_level_files: true,
     },
 ];
 
@@ -307,7 +343,7 @@ impl Class {
 
     /// Returns whether transformers loads this class for a file with these steps.
     pub fn loads(&self, file: &Kinds) -> bool {
-        self.name() != "LlamaTokenizer" || !file.values().flatten().any(|kind| kind == "ByteLevel")
+        !self.skips_byte_level_files || !file.values().flatten().any(|kind| kind == "ByteLevel")
     }
 
     /// Warns if the file has other steps than transformers would run.

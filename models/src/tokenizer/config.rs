@@ -82,7 +82,7 @@ impl Declared {
 
     /// Returns whether named special tokens lose their flags.
     pub fn forgets_flags(&self, file: &Kinds) -> bool {
-        self.class(file).is_some_and(|settings| settings.class.name() == "Qwen2Tokenizer")
+        self.class(file).is_some_and(|settings| settings.class.forgets_flags)
     }
 
     /// Gives a tokenizer the options and special tokens of its class. `file` has the steps of `tokenizer.json`.
