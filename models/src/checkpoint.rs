@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::quantized::{Quantization, StoredModule};
 use crate::tensors::{Tensors, first_names};
 
@@ -87,8 +87,13 @@ impl Checkpoint {
     pub fn prefix_of<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<&'p str> {
         match self.find_prefix(name, prefixes)? {
             Some(prefix) => Ok(prefix),
-            None => Err(self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&"")))),
+            None => Err(self.missing_weight(name, prefixes)),
         }
+    }
+
+    /// Returns the error of [`prefix_of`](Self::prefix_of), which names the weight behind the first prefix.
+    pub(crate) fn missing_weight(&self, name: &str, prefixes: &[&str]) -> Error {
+        self.missing(&format!("{}{name}.weight", prefixes.first().unwrap_or(&"")))
     }
 
     /// [`prefix_of`](Self::prefix_of); `None` when no prefix leads to a weight.

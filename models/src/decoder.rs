@@ -280,14 +280,14 @@ impl<S: Stage> Parts<S> {
     fn make(maker: &mut impl Maker<S>, config: &DecoderConfig, limits: &Limits) -> Result<Self> {
         let (names, hidden, vocab, rows) = (config.names, config.hidden_size, config.vocab_size, limits.max_rows);
         let precision = maker.precision();
-        let words = names.words(config.tie_word_embeddings, maker.checkpoint())?;
-        let prefix = words.prefix;
+        let source = names.embedding_source(config.tie_word_embeddings, maker.checkpoint())?;
+        let prefix = source.prefix;
         let at = |name: &str| format!("{prefix}{name}");
         let (end, embedding) = match limits.max_logits {
             None => {
                 let norm = maker.norm(norm_over(config, at(names.norm), hidden, DType::F32), rows)?;
                 let states = maker.rows(DType::F32, rows, hidden)?;
-                (End::States(Box::new(norm), states), maker.table(Part::whole(words.module, vocab), hidden)?)
+                (End::States(Box::new(norm), states), maker.table(Part::whole(source.module, vocab), hidden)?)
             }
             Some(most) => {
                 let (norm, dtype) = input_norm(config, precision, Some(at(names.norm)));
@@ -300,8 +300,8 @@ impl<S: Stage> Parts<S> {
                     options,
                     max_rows: most,
                 };
-                let which = Head::of(config, maker.checkpoint(), &words)?;
-                let embedding = Part::whole(words.module, vocab);
+                let which = Head::of(config, maker.checkpoint(), &source)?;
+                let embedding = Part::whole(source.module, vocab);
                 let (head, embedding) = match which {
                     Head::Tied => maker.tied(norm, head(embedding))?,
                     Head::Own(name) | Head::OwnThoughTied(name) => {

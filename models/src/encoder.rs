@@ -205,12 +205,12 @@ impl Encoder {
 impl<S: Stage> Parts<S> {
     fn make<M: Maker<S>>(maker: &mut M, config: &EncoderConfig, max_rows: usize, max_sequences: usize) -> Result<Self> {
         let (names, context) = (config.names, config.max_position_embeddings);
-        let words = names.words(config.tie_word_embeddings, maker.checkpoint())?;
-        let prefix = words.prefix;
+        let source = names.embedding_source(config.tie_word_embeddings, maker.checkpoint())?;
+        let prefix = source.prefix;
         let at = |name: &str| format!("{prefix}{name}");
         let table = |maker: &mut M, name: &str, rows| maker.table(Part::whole(at(name), rows), config.hidden_size);
         Ok(Self {
-            word: maker.table(Part::whole(words.module, config.vocab_size), config.hidden_size)?,
+            word: maker.table(Part::whole(source.module, config.vocab_size), config.hidden_size)?,
             positions: config
                 .learned_positions
                 .map(|learned| table(maker, names.positions, learned.first as usize + context))

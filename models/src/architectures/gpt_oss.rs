@@ -18,7 +18,10 @@ const NAMES: TensorNames = TensorNames {
     sinks: Some("self_attn.sinks"),
     experts: Experts {
         router: "mlp.router",
-        matrices: ExpertMatrices::Stacked { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
+        matrices: ExpertMatrices::StackedInterleaved {
+            gate_up: "mlp.experts.gate_up_proj",
+            down: "mlp.experts.down_proj",
+        },
     },
     ..llama::NAMES
 };

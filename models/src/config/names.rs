@@ -5,14 +5,14 @@ use crate::checkpoint::Checkpoint;
 
 /// Says where a checkpoint has the embedding.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct EmbeddingSource {
     /// The names of all modules but the head begin with this prefix.
     pub prefix: &'static str,
     /// The weight of this module is the embedding.
     pub module: String,
 }
 
-impl Words {
+impl EmbeddingSource {
     /// Finds the embedding `name` behind one of `prefixes`, or the weight of a head that the config ties to it. The
     /// second case exists because safetensors' `save_model` writes a shared tensor under one name only. The prefix then
     /// comes from `in_layer`, a module that every model has.
@@ -37,8 +37,7 @@ impl Words {
                 return Ok(Self { prefix, module: (*head).to_owned() });
             }
         }
-        let prefix = checkpoint.prefix_of(name, prefixes)?;
-        Ok(Self { prefix, module: format!("{prefix}{name}") })
+        Err(checkpoint.missing_weight(name, prefixes))
     }
 }
 
@@ -121,26 +120,26 @@ pub(crate) enum ExpertMatrices {
     },
     /// Parameters `[experts, inputs, outputs]`, or quantized `[experts, outputs, inputs]`, and their biases
     /// `[experts, outputs]`; outputs of gate and up take turns.
-    Stacked { gate_up: &'static str, down: &'static str },
+    StackedInterleaved { gate_up: &'static str, down: &'static str },
     /// The parameters are `[experts, outputs, inputs]`; all outputs of the gate precede the outputs of up.
-    Halves { gate_up: &'static str, down: &'static str },
+    StackedHalves { gate_up: &'static str, down: &'static str },
 }
 
 impl Experts {
     /// transformers 5 stacks the experts that models publish as a module each, and safetensors' `save_model` writes
     /// them so.
-    const HELD: Self = Self {
+    const STACKED_BY_SAVE_MODEL: Self = Self {
         router: "mlp.gate",
-        matrices: ExpertMatrices::Halves { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
+        matrices: ExpertMatrices::StackedHalves { gate_up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj" },
     };
 
     /// Returns the names of a layer in a checkpoint, whose tensors are called `at(..)`.
     pub(crate) fn in_layer(&'static self, checkpoint: &Checkpoint, at: &dyn Fn(&str) -> String) -> &'static Self {
-        match (&self.matrices, &Self::HELD.matrices) {
-            (ExpertMatrices::Each { .. }, ExpertMatrices::Halves { gate_up, .. })
+        match (&self.matrices, &Self::STACKED_BY_SAVE_MODEL.matrices) {
+            (ExpertMatrices::Each { .. }, ExpertMatrices::StackedHalves { gate_up, .. })
                 if checkpoint.contains(&at(gate_up)) =>
             {
-                &Self::HELD
+                &Self::STACKED_BY_SAVE_MODEL
             }
             _ => self,
         }
@@ -157,10 +156,10 @@ impl TensorNames {
     ///
     /// # Errors
     /// Fails if the checkpoint has none.
-    pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
+    pub(crate) fn embedding_source(&self, tied: bool, checkpoint: &Checkpoint) -> Result<EmbeddingSource> {
         let heads = if tied { self.heads } else { &[] };
         let in_layer = format!("{}0.{}", self.layer, self.attention_output);
-        Words::find(checkpoint, self.prefixes, self.embedding, heads, &in_layer)
+        EmbeddingSource::find(checkpoint, self.prefixes, self.embedding, heads, &in_layer)
     }
 }
 
@@ -197,9 +196,9 @@ impl EncoderNames {
     ///
     /// # Errors
     /// Fails if the checkpoint has none.
-    pub(crate) fn words(&self, tied: bool, checkpoint: &Checkpoint) -> Result<Words> {
+    pub(crate) fn embedding_source(&self, tied: bool, checkpoint: &Checkpoint) -> Result<EmbeddingSource> {
         let heads = if tied { &self.masked_head[1..] } else { &[] };
         let in_layer = format!("{}.0.{}", self.layer, self.output);
-        Words::find(checkpoint, self.prefixes, self.word, heads, &in_layer)
+        EmbeddingSource::find(checkpoint, self.prefixes, self.word, heads, &in_layer)
     }
 }

@@ -138,7 +138,7 @@ fn parts<'a>(
                 Box::new((0..count).map(move |e| part(e, down, hidden))),
             ]
         }
-        ExpertMatrices::Stacked { gate_up, down } => {
+        ExpertMatrices::StackedInterleaved { gate_up, down } => {
             let part = move |e: usize, name: &str, n| Part::whole(at(name), n).transposed(true).stacked(e, count);
             let half = move |e, index| part(e, gate_up, 2 * width).every(2, index);
             [
@@ -146,7 +146,7 @@ fn parts<'a>(
                 Box::new((0..count).map(move |e| part(e, down, hidden))),
             ]
         }
-        ExpertMatrices::Halves { gate_up, down } => {
+        ExpertMatrices::StackedHalves { gate_up, down } => {
             let halves =
                 move |e| Part::split(&at(gate_up), &[width, width]).into_iter().map(move |half| half.stacked(e, count));
             [

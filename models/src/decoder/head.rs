@@ -1,7 +1,7 @@
 //! Which weight gives logits.
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Words;
+use crate::config::EmbeddingSource;
 use crate::{DecoderConfig, Result};
 
 /// What logits are products with.
@@ -16,12 +16,12 @@ pub(crate) enum Head {
 }
 
 impl Head {
-    /// The head of a checkpoint whose embedding is that of `words`. A weight that the checkpoint has beside the embedding
+    /// The head of a checkpoint whose embedding is at `source`. A weight that the checkpoint has beside the embedding
     /// is used, whether the config ties the head or not.
-    pub(crate) fn of(config: &DecoderConfig, checkpoint: &Checkpoint, words: &Words) -> Result<Self> {
+    pub(crate) fn of(config: &DecoderConfig, checkpoint: &Checkpoint, source: &EmbeddingSource) -> Result<Self> {
         let (heads, is_tied) = (config.names.heads, config.tie_word_embeddings);
         for head in heads {
-            if *head == words.module {
+            if *head == source.module {
                 return Ok(Self::Tied);
             }
             if checkpoint.has_weight(head)? {
@@ -43,8 +43,8 @@ mod tests {
 
     #[test]
     fn a_head_is_the_embedding_where_the_config_says_so_and_there_is_none() {
-        let words = |module: &str| Words { prefix: "model.", module: module.to_owned() };
-        let head = |is_tied: bool, words: &Words, names: &[&str]| {
+        let source = |module: &str| EmbeddingSource { prefix: "model.", module: module.to_owned() };
+        let head = |is_tied: bool, source: &EmbeddingSource, names: &[&str]| {
             let config = json!({
                 "model_type": "llama", "hidden_size": 8, "vocab_size": 16, "intermediate_size": 8,
                 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -54,14 +54,14 @@ mod tests {
             let view = |name| (name, TensorView::new(Dtype::BF16, vec![1], &[0; 2]).expect("a number"));
             let file = safetensors::serialize(names.iter().map(view), None).expect("a file");
             let checkpoint = Checkpoint::new(Tensors::from_bytes(file).expect("tensors"), None);
-            Head::of(config.as_decoder().expect("a decoder"), &checkpoint, words).expect("a head")
+            Head::of(config.as_decoder().expect("a decoder"), &checkpoint, source).expect("a head")
         };
         let (own, none) = (&["lm_head.weight", "other"][..], &["other"][..]);
-        let table = &words("model.embed_tokens");
+        let table = &source("model.embed_tokens");
         let heads = |names| (head(false, table, names), head(true, table, names));
         assert_eq!(heads(own), (Head::Own("lm_head"), Head::OwnThoughTied("lm_head")));
         // Loading says that a tensor is missing.
         assert_eq!(heads(none), (Head::Own("lm_head"), Head::Tied));
-        assert_eq!(head(true, &words("lm_head"), own), Head::Tied);
+        assert_eq!(head(true, &source("lm_head"), own), Head::Tied);
     }
 }

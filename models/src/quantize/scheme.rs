@@ -10,7 +10,9 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::Names;
 use crate::checkpoint::Checkpoint;
-use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig, Words};
+use crate::config::{
+    DecoderConfig, EmbeddingSource, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig,
+};
 use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};
@@ -164,9 +166,9 @@ impl Modules {
             });
         }
         // An embedding stays as it is, and a head that others would not know if it were quantized.
-        let words = words(config, checkpoint)?;
+        let source = embedding_source(config, checkpoint)?;
         let stays = match config {
-            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint, &words)?, Head::Own(_)),
+            ModelConfig::Decoder(config) => !matches!(Head::of(config, checkpoint, &source)?, Head::Own(_)),
             ModelConfig::Encoder(_) => false,
         };
         let how = Quantize { head: scheme.how.head && !stays, ..scheme.how };
@@ -217,7 +219,7 @@ impl Modules {
                 _ => {}
             }
         }
-        let kept = kept(config, checkpoint, &words, &asked, &quantized);
+        let kept = kept(config, checkpoint, &source, &asked, &quantized);
         let tied_head_kept = scheme.how.head && stays && !folder.embeds()?;
         Ok(Self { quantized, kept, tied_head_kept })
     }
@@ -268,13 +270,15 @@ fn asked<'a>(
 fn kept(
     config: &ModelConfig,
     checkpoint: &Checkpoint,
-    words: &Words,
+    source: &EmbeddingSource,
     asked: &Sizes<'_>,
     quantized: &BTreeMap<String, Module>,
 ) -> Names {
-    let prefix = words.prefix;
+    let prefix = source.prefix;
     let is_kept = |module: &&str| {
-        !quantized.contains_key(*module) && *module != words.module && !asked.tables.iter().any(|table| table == module)
+        !quantized.contains_key(*module)
+            && *module != source.module
+            && !asked.tables.iter().any(|table| table == module)
     };
     let matrices = checkpoint.infos().filter(|(_, info)| info.shape.len() == 2);
     let modules = matrices.filter_map(|(name, _)| name.strip_suffix(".weight")).filter(is_kept);
@@ -309,14 +313,14 @@ fn kept(
     kept
 }
 
-/// The table of words, which is not quantized.
-fn words(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<Words> {
+/// Finds the embedding, which is not quantized.
+fn embedding_source(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<EmbeddingSource> {
     match config {
         ModelConfig::Decoder(DecoderConfig { names, tie_word_embeddings, .. }) => {
-            names.words(*tie_word_embeddings, checkpoint)
+            names.embedding_source(*tie_word_embeddings, checkpoint)
         }
         ModelConfig::Encoder(EncoderConfig { names, tie_word_embeddings, .. }) => {
-            names.words(*tie_word_embeddings, checkpoint)
+            names.embedding_source(*tie_word_embeddings, checkpoint)
         }
     }
 }
