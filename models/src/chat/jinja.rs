@@ -6,9 +6,9 @@
 //!
 //! - `lexer`, `parser`, `ast`: templates as trees
 //! - `value`, `number`, `text`, `repr`, `iterate`: Python's values
-//! - `eval`, `expressions`, `attributes`, `arguments`: running a tree
-//! - `filters`, `sequences`, `wrap`, `json`, `predicates`, `functions`, `methods`, `str_methods`, `format`, `printf`: what
-//!   templates can call
+//! - `eval`, `scope`, `expressions`, `attributes`, `arguments`: running a tree
+//! - `filters`, `sequences`, `wrap`, `pretty_print`, `json`, `predicates`, `functions`, `methods`, `str_methods`,
+//!   `format`, `printf`: what templates can call
 //! - `budget`: limits
 
 mod arguments;
@@ -28,8 +28,10 @@ mod methods;
 mod number;
 mod parser;
 mod predicates;
+mod pretty_print;
 mod printf;
 mod repr;
+mod scope;
 mod sequences;
 mod str_methods;
 mod text;

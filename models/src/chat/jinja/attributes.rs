@@ -4,12 +4,13 @@ use std::rc::Rc;
 
 use super::arguments::{CallArguments, Native};
 use super::error::{Result, fail};
-use super::eval::{Loop, Machine};
+use super::eval::Machine;
 use super::methods::{self, DICT, LIST, TUPLE};
 use super::number;
+use super::scope::Loop;
 use super::str_methods::STR;
 use super::text::{byte_offset, char_count, escape_html};
-use super::value::{List, Range, Value};
+use super::value::{List, Range, Value, range_len, same_kind};
 
 /// Methods that would change a list or a dict.
 const CHANGES_LIST: [&str; 8] = ["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"];
@@ -262,14 +263,6 @@ fn count_down(length: usize, passed: usize) -> Value {
     Value::Int(length - passed)
 }
 
-/// A text of the kind that `like` is: escaped or not.
-pub(super) fn same_kind(like: &Value, text: String) -> Value {
-    match like {
-        Value::Markup(_) => Value::Markup(text.into()),
-        _ => Value::from(text),
-    }
-}
-
 /// The indices of a slice of a sequence of `len` items, as Python's `slice.indices` computes them.
 fn slice_range(len: usize, [start, stop, step]: [Option<i64>; 3]) -> Result<Range> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
@@ -285,7 +278,7 @@ fn slice_range(len: usize, [start, stop, step]: [Option<i64>; 3]) -> Result<Rang
     };
     let (first, last) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
     let (start, stop) = (bound(start, first), bound(stop, last));
-    Ok(Range { start, stop, step, len: methods::range_len(start, stop, step) })
+    Ok(Range { start, stop, step, len: range_len(start, stop, step) })
 }
 
 fn indices(range: &Range) -> impl Iterator<Item = usize> {

@@ -1,4 +1,4 @@
-//! Running a template: statements, scopes, macros and loops.
+//! Running a template: statements, macros and loops.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use super::arguments::CallArguments;
 use super::ast::{Block, Body, Expr, ForLoop, MacroDefinition, Postfix, Statement, StatementKind, Target, Template};
 use super::budget::Budget;
 use super::error::{Result, fail};
-use super::iterate::Iter;
+use super::scope::{Clear, Loop, Scope};
 use super::text::escape_html;
 use super::value::{List, Macro, Namespace, Undefined, Value};
 
@@ -30,38 +30,6 @@ pub(super) struct Machine {
     tracked: RefCell<Vec<Rc<dyn Clear>>>,
 }
 
-/// A value that may hold itself.
-trait Clear {
-    /// Drops everything that the value holds.
-    fn clear(&self);
-}
-
-/// Variables of a loop's round, a macro's call, a block or the template.
-#[derive(Default)]
-pub(super) struct Scope {
-    variables: RefCell<HashMap<Rc<str>, Value>>,
-    parent: Option<Rc<Scope>>,
-    is_tracked: Cell<bool>,
-}
-
-/// The variable `loop`.
-pub(super) struct Loop {
-    pub node: Rc<ForLoop>,
-    /// The scope around the loop.
-    scope: Rc<Scope>,
-    items: RefCell<Iter>,
-    /// The length of what is iterated over, unless a filter or a generator hides it.
-    known_length: Cell<Option<usize>>,
-    /// Items that have been computed ahead, the last one first.
-    ahead: RefCell<Vec<Value>>,
-    pub index0: Cell<usize>,
-    pub depth0: usize,
-    pub previous: RefCell<Option<Value>>,
-    pub current: RefCell<Option<Value>>,
-    pub changed: RefCell<Option<Value>>,
-    nesting: usize,
-}
-
 /// How a body ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
@@ -70,53 +38,11 @@ enum Flow {
     Continue,
 }
 
-impl Clear for Scope {
-    fn clear(&self) {
-        let variables = std::mem::take(&mut *self.variables.borrow_mut());
-        drop(variables);
-    }
-}
-
-impl Clear for Namespace {
-    fn clear(&self) {
-        let values = std::mem::take(&mut *self.values.borrow_mut());
-        drop(values);
-    }
-}
-
-impl Clear for Loop {
-    fn clear(&self) {
-        let changed = self.changed.borrow_mut().take();
-        drop(changed);
-    }
-}
-
 impl Drop for Machine {
     fn drop(&mut self) {
         self.root.clear();
         for tracked in self.tracked.borrow().iter() {
             tracked.clear();
-        }
-    }
-}
-
-impl Scope {
-    fn inside(parent: &Rc<Self>) -> Rc<Self> {
-        Rc::new(Self { parent: Some(parent.clone()), ..Self::default() })
-    }
-
-    fn set(&self, name: &Rc<str>, value: Value) {
-        let old = self.variables.borrow_mut().insert(name.clone(), value);
-        drop(old);
-    }
-
-    fn get(&self, name: &str) -> Option<Value> {
-        let mut scope = self;
-        loop {
-            if let Some(value) = scope.variables.borrow().get(name) {
-                return Some(value.clone());
-            }
-            scope = scope.parent.as_ref()?;
         }
     }
 }
@@ -282,6 +208,12 @@ impl Machine {
             Some(text) => self.write(text, out),
             None => fail!("the result of a {block} must be a string, found '{}'", value.type_name()),
         }
+    }
+
+    /// Makes a new text.
+    pub(super) fn new_text(&self, text: impl AsRef<str> + Into<String>) -> Result<Value> {
+        self.budget.text(text.as_ref().len())?;
+        Ok(Value::from(text.into()))
     }
 
     /// A text that Jinja makes of a body: it is escaped already where output is escaped.
@@ -552,24 +484,5 @@ impl Machine {
             scope.set(parameter, value);
         }
         Ok(())
-    }
-}
-
-impl Loop {
-    fn advance(&self, item: &Value) {
-        let last = self.current.replace(Some(item.clone()));
-        if last.is_some() {
-            self.index0.set(self.index0.get() + 1);
-        }
-        let before = self.previous.replace(last);
-        drop(before);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.known_length.get() == Some(0)
-    }
-
-    pub(super) fn nesting(&self) -> usize {
-        self.nesting
     }
 }

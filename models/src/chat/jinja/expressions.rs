@@ -5,10 +5,11 @@ use std::rc::Rc;
 use super::arguments::{CallArguments, Native};
 use super::ast::{Arguments, Comparison, Expr, ExprKind, Operator, Postfix, PostfixKind};
 use super::error::{Result, fail};
-use super::eval::{Machine, Scope};
+use super::eval::Machine;
 use super::filters::FILTERS;
 use super::number;
 use super::predicates::TESTS;
+use super::scope::Scope;
 use super::text::escape_html;
 use super::value::{Dict, List, Value};
 

@@ -11,10 +11,11 @@ use super::eval::Machine;
 use super::iterate::Generator;
 use super::json::to_json;
 use super::number;
+use super::pretty_print;
 use super::sequences;
-use super::str_methods::{center, made, replace, strip};
+use super::str_methods::{center, replace, strip};
 use super::text::{capitalize, char_count, escape_html, split_lines};
-use super::value::{Dict, List, Value, ViewKind};
+use super::value::{Dict, List, Value, ViewKind, same_kind};
 use super::wrap;
 
 /// Each filter with its parameters, of which the first is the value that it is applied to.
@@ -47,7 +48,7 @@ pub(super) static FILTERS: &[Native] = &[
     Native { name: "map", parameters: "value *", run: sequences::map },
     Native { name: "max", parameters: "value case_sensitive? attribute?", run: sequences::max },
     Native { name: "min", parameters: "value case_sensitive? attribute?", run: sequences::min },
-    Native { name: "pprint", parameters: "value", run: wrap::pretty_print },
+    Native { name: "pprint", parameters: "value", run: pretty_print::pretty_print },
     Native { name: "random", parameters: "seq", run: |_, _| fail!("the filter 'random' is not supported") },
     Native {
         name: "reject",
@@ -106,14 +107,14 @@ fn mapped(machine: &Machine, args: &Bound, change: fn(&str) -> String) -> Result
     machine.budget.text(text.len())?;
     let changed = change(&text);
     check_text(changed.len())?;
-    Ok(super::attributes::same_kind(&value, changed))
+    Ok(same_kind(&value, changed))
 }
 
 fn abs(_: &Machine, args: &Bound) -> Result<Value> {
     let value = args.value(0);
     match &value {
         Value::Float(float) => Ok(Value::Float(float.abs())),
-        _ if super::methods::is_negative(&value) => Ok(number::negative(&value).unwrap_or(value)),
+        _ if number::is_negative(&value) => Ok(number::negative(&value).unwrap_or(value)),
         _ => match number::positive(&value) {
             Some(value) => Ok(value),
             None => fail!("bad operand type for abs(): '{}'", value.type_name()),
@@ -136,7 +137,7 @@ fn attr(machine: &Machine, args: &Bound) -> Result<Value> {
 
 fn center_filter(machine: &Machine, args: &Bound) -> Result<Value> {
     let text = machine.to_text(&args.value(0))?;
-    made(machine, center(&text, args.int(1, 80)?)?)
+    machine.new_text(center(&text, args.int(1, 80)?)?)
 }
 
 fn length(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -287,7 +288,7 @@ fn indent(machine: &Machine, args: &Bound) -> Result<Value> {
         out.push_str(line);
     }
     machine.budget.text(out.len())?;
-    Ok(super::attributes::same_kind(&value, out))
+    Ok(same_kind(&value, out))
 }
 
 fn items(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -359,7 +360,7 @@ fn trim(machine: &Machine, args: &Bound) -> Result<Value> {
     let chars = args.some(1).map(text).transpose()?;
     machine.budget.steps(chars.as_ref().map_or(0, |chars| source.len().saturating_mul(chars.len()) / 256))?;
     machine.budget.text(source.len())?;
-    Ok(super::attributes::same_kind(&value, strip(&source, chars.as_deref(), true, true).to_owned()))
+    Ok(same_kind(&value, strip(&source, chars.as_deref(), true, true).to_owned()))
 }
 
 fn truncate(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -379,7 +380,7 @@ fn truncate(machine: &Machine, args: &Bound) -> Result<Value> {
     let kept = super::text::byte_offset(&source, usize::try_from(length - end_length).unwrap_or(0));
     let kept = &source[..kept];
     let kept = if args.flag(2) { kept } else { kept.rsplit_once(' ').map_or(kept, |(before, _)| before) };
-    made(machine, format!("{kept}{end}"))
+    machine.new_text(format!("{kept}{end}"))
 }
 
 fn url_encode(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -387,7 +388,7 @@ fn url_encode(machine: &Machine, args: &Bound) -> Result<Value> {
     let pairs = match &value {
         Value::Dict(dict) => Value::View(ViewKind::Items, dict.clone()),
         _ if value.as_text().is_some() || value.iter().is_err() => {
-            return made(machine, percent_encoded(&machine.to_text(&value)?, false)?);
+            return machine.new_text(percent_encoded(&machine.to_text(&value)?, false)?);
         }
         other => other.clone(),
     };
@@ -403,7 +404,7 @@ fn url_encode(machine: &Machine, args: &Bound) -> Result<Value> {
         out.push_str(&percent_encoded(&machine.to_text(value)?, true)?);
         check_text(out.len())?;
     }
-    made(machine, out)
+    machine.new_text(out)
 }
 
 fn percent_encoded(text: &str, in_query: bool) -> Result<String> {
@@ -452,5 +453,5 @@ fn xml_attributes(machine: &Machine, args: &Bound) -> Result<Value> {
     if !out.is_empty() && args.get(1).is_none_or(Value::is_true) {
         out.insert(0, ' ');
     }
-    made(machine, out)
+    machine.new_text(out)
 }

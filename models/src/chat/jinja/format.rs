@@ -5,14 +5,13 @@ use std::rc::Rc;
 use dashu_int::IBig;
 
 use super::arguments::CallArguments;
-use super::attributes::same_kind;
 use super::budget::check_text;
 use super::error::{Error, Result, fail};
 use super::eval::Machine;
 use super::number;
 use super::repr::ascii;
 use super::text::{char_count, escape_html};
-use super::value::Value;
+use super::value::{Value, same_kind};
 
 /// How a float is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,10 +121,10 @@ impl Spec {
             spec.zero = true;
             spec.fill = '0';
         }
-        spec.width = digits(&mut chars)?.unwrap_or(0);
+        spec.width = checked_digits(&mut chars)?.unwrap_or(0);
         spec.grouping = chars.next_if(|c| matches!(c, ',' | '_'));
         if chars.next_if_eq(&'.').is_some() {
-            spec.precision = Some(digits(&mut chars)?.ok_or_else(invalid)?);
+            spec.precision = Some(checked_digits(&mut chars)?.ok_or_else(invalid)?);
         }
         spec.kind = chars.next();
         match chars.next() {
@@ -194,12 +193,18 @@ impl Spec {
     }
 }
 
-/// A number in a format, if there is one.
-fn digits(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Option<usize>> {
+/// Reads decimal digits, if there are any.
+pub(super) fn digits(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Option<usize> {
     let mut number = None;
     while let Some(c) = chars.next_if(char::is_ascii_digit) {
         number = Some(number.unwrap_or(0usize).saturating_mul(10).saturating_add(c as usize - '0' as usize));
     }
+    number
+}
+
+/// Reads a number in a format, if there is one, and refuses one that would make a large text.
+fn checked_digits(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Option<usize>> {
+    let number = digits(chars);
     if let Some(width) = number {
         check_width(width)?;
     }
@@ -300,7 +305,7 @@ fn format_int(value: &Value, spec: &Spec) -> Result<String> {
     }
     check_text(spec.width.saturating_mul(spec.fill.len_utf8()))?;
     let digits = int_digits(&int, radix, spec.kind == Some('X'))?;
-    let sign = spec.sign_of(super::methods::is_negative(value)).to_owned() + if spec.alternate { prefix } else { "" };
+    let sign = spec.sign_of(number::is_negative(value)).to_owned() + if spec.alternate { prefix } else { "" };
     Ok(spec.pad_number(&sign, &digits, group))
 }
 

@@ -6,9 +6,7 @@ use std::rc::Rc;
 use super::arguments::{Bound, CallArguments, Native, index};
 use super::error::{Error, Result, fail};
 use super::eval::Machine;
-use super::methods::range_len;
-use super::str_methods::made;
-use super::value::{Cycler, Dict, Joiner, List, Namespace, Range, Value, nesting_of};
+use super::value::{Cycler, Dict, Joiner, List, Namespace, Range, Value, nesting_of, range_len};
 
 /// Maximum number of items of a range, as in Jinja's sandbox.
 const MAX_RANGE: usize = 100_000;
@@ -99,7 +97,7 @@ fn strftime_now(machine: &Machine, args: &Bound) -> Result<Value> {
         fail!("strftime_now takes a format of at most {MAX_FORMAT_BYTES} bytes, found {} bytes", format.len());
     }
     match now(&directives(&format)) {
-        Ok(text) => made(machine, text),
+        Ok(text) => machine.new_text(text),
         Err(error) => fail!("strftime_now cannot format the time by '{format}': {error}"),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use dashu_int::Sign;
 use dashu_int::ops::{BitTest, UnsignedAbs};
 
 use super::arguments::{Bound, Native, index};
@@ -200,19 +199,4 @@ fn bit_count(_: &Machine, args: &Bound) -> Result<Value> {
 
 fn is_whole(_: &Machine, args: &Bound) -> Result<Value> {
     Ok(Value::Bool(matches!(args.value(0), Value::Float(float) if float.is_finite() && float.fract() == 0.0)))
-}
-
-/// The number of items of a range. `step` is not zero.
-pub(super) fn range_len(start: i64, stop: i64, step: i64) -> usize {
-    let (start, stop, step) = (i128::from(start), i128::from(stop), i128::from(step));
-    let distance = if step > 0 { stop - start } else { start - stop };
-    if distance <= 0 {
-        return 0;
-    }
-    usize::try_from((distance - 1) / step.abs() + 1).unwrap_or(usize::MAX)
-}
-
-/// Tells if an integer is below zero.
-pub(super) fn is_negative(value: &Value) -> bool {
-    number::to_big(value).is_some_and(|big| big.sign() == Sign::Negative)
 }

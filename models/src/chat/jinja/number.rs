@@ -465,3 +465,8 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
         plain.chars().map(|c| decimal_digit(c).and_then(|digit| char::from_digit(digit, 10)).unwrap_or(c)).collect();
     plain.parse().ok()
 }
+
+/// Tells if an integer is below zero.
+pub(super) fn is_negative(value: &Value) -> bool {
+    to_big(value).is_some_and(|big| big.sign() == Sign::Negative)
+}

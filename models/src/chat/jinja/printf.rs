@@ -1,15 +1,13 @@
 //! `text % values`: formatting in the manner of C's `printf`.
 
-use super::attributes::same_kind;
 use super::budget::check_text;
 use super::error::{Error, Result, fail};
 use super::eval::Machine;
-use super::format::{FloatStyle, check_width, float_digits, int_digits};
-use super::methods::is_negative;
+use super::format::{FloatStyle, check_width, digits, float_digits, int_digits};
 use super::number;
 use super::repr::ascii;
 use super::text::{char_count, escape_html};
-use super::value::Value;
+use super::value::{Value, same_kind};
 
 /// One conversion, such as `%-10.3f`.
 #[derive(Default)]
@@ -146,12 +144,12 @@ impl Conversion {
             conversion.left |= width < 0;
             conversion.width = usize::try_from(width.unsigned_abs()).unwrap_or(usize::MAX);
         } else {
-            conversion.width = number_of(&mut chars);
+            conversion.width = digits(&mut chars).unwrap_or(0);
         }
         if chars.next_if_eq(&'.').is_some() {
             conversion.precision = Some(match chars.next_if_eq(&'*') {
                 Some(_) => usize::try_from(arguments.next_int()?).unwrap_or(0),
-                None => number_of(&mut chars),
+                None => digits(&mut chars).unwrap_or(0),
             });
         }
         check_width(conversion.width)?;
@@ -190,7 +188,7 @@ impl Conversion {
             _ => fail!("%{kind} format: a real number is required, not {}", value.type_name()),
         };
         let digits = int_digits(&number::to_big(&int).unwrap_or_default(), 10, false)?;
-        Ok(self.integer(is_negative(&int), "", &digits))
+        Ok(self.integer(number::is_negative(&int), "", &digits))
     }
 
     fn radix(&self, value: &Value, kind: char) -> Result<String> {
@@ -203,7 +201,7 @@ impl Conversion {
             _ => (16, "0X"),
         };
         let digits = int_digits(&int, radix, kind == 'X')?;
-        Ok(self.integer(is_negative(value), if self.alternate { prefix } else { "" }, &digits))
+        Ok(self.integer(number::is_negative(value), if self.alternate { prefix } else { "" }, &digits))
     }
 
     /// An integer, with as many digits as the precision asks for.
@@ -251,14 +249,6 @@ impl Conversion {
             (false, false) => format!("{}{sign}{text}", " ".repeat(missing)),
         }
     }
-}
-
-fn number_of(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> usize {
-    let mut number = 0usize;
-    while let Some(digit) = chars.next_if(char::is_ascii_digit) {
-        number = number.saturating_mul(10).saturating_add(digit as usize - '0' as usize);
-    }
-    number
 }
 
 /// The character of `%c`: a code, or a text of one character.

@@ -168,7 +168,14 @@ impl Writer<'_> {
     }
 }
 
-/// A text in quotes, as Python's `repr` writes it.
+/// Returns a text in quotes, as Python's `repr` writes it.
+pub(super) fn quoted(text: &str) -> String {
+    let mut out = String::new();
+    push_quoted(text, &mut out);
+    out
+}
+
+/// Writes a text in quotes, as Python's `repr` does.
 pub(super) fn push_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

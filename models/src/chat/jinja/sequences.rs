@@ -10,7 +10,7 @@ use super::error::{Result, fail};
 use super::eval::Machine;
 use super::iterate::Generator;
 use super::text::{escape_html, is_digit};
-use super::value::{List, Value};
+use super::value::{List, Value, same_kind};
 
 /// The most parts that `slice` and `batch` may make.
 const MAX_PARTS: i64 = 100_000;
@@ -123,7 +123,7 @@ pub(super) fn reverse(machine: &Machine, args: &Bound) -> Result<Value> {
     let value = args.value(0);
     if let Some(text) = value.as_text() {
         machine.budget.text(text.len())?;
-        return Ok(super::attributes::same_kind(&value, text.chars().rev().collect()));
+        return Ok(same_kind(&value, text.chars().rev().collect()));
     }
     let mut items = value.collect(&machine.budget)?;
     items.reverse();

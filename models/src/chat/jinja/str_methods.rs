@@ -77,17 +77,11 @@ enum Side {
     Both,
 }
 
-/// A new text.
-pub(super) fn made(machine: &Machine, text: impl AsRef<str> + Into<String>) -> Result<Value> {
-    machine.budget.text(text.as_ref().len())?;
-    Ok(Value::from(text.into()))
-}
-
 /// A list of new texts.
 fn made_list<'t>(machine: &Machine, texts: impl IntoIterator<Item = &'t str>) -> Result<Vec<Value>> {
     let made_item = |text: &'t str| {
         machine.budget.items(2)?;
-        made(machine, text)
+        machine.new_text(text)
     };
     texts.into_iter().map(made_item).collect()
 }
@@ -96,7 +90,7 @@ fn changed(machine: &Machine, args: &Bound, change: fn(&str) -> String) -> Resul
     let text = args.text(0)?;
     // Some characters have longer forms in the other case.
     machine.budget.text(text.len())?;
-    made(machine, change(&text))
+    machine.new_text(change(&text))
 }
 
 fn all(machine: &Machine, args: &Bound, test: fn(char) -> bool) -> Result<Value> {
@@ -194,7 +188,7 @@ fn without_affix(
     strip: for<'t> fn(&'t str, &str) -> Option<&'t str>,
 ) -> Result<Value> {
     let (text, affix) = (args.text(0)?, args.text(1)?);
-    made(machine, strip(&text, &affix).unwrap_or(&text))
+    machine.new_text(strip(&text, &affix).unwrap_or(&text))
 }
 
 /// A text without white space, or without some characters, at its ends.
@@ -214,7 +208,7 @@ fn stripped(machine: &Machine, args: &Bound, left: bool, right: bool) -> Result<
     let chars = args.some(1).map(text).transpose()?;
     // Each character may be compared with all that are stripped.
     machine.budget.steps(chars.as_ref().map_or(0, |chars| receiver.len().saturating_mul(chars.len()) / 256))?;
-    made(machine, strip(&receiver, chars.as_deref(), left, right))
+    machine.new_text(strip(&receiver, chars.as_deref(), left, right))
 }
 
 /// A text filled up to `width` code points.
@@ -248,7 +242,7 @@ fn justified(machine: &Machine, args: &Bound, side: Side) -> Result<Value> {
             fill
         }
     };
-    made(machine, justify(&args.text(0)?, args.int(1, 0)?, fill, side)?)
+    machine.new_text(justify(&args.text(0)?, args.int(1, 0)?, fill, side)?)
 }
 
 /// `str.center`, for the filter of this name.
@@ -261,7 +255,7 @@ fn fill_with_zeros(machine: &Machine, args: &Bound) -> Result<Value> {
     let sign = if text.starts_with(['+', '-']) { 1 } else { 0 };
     let width = args.int(1, 0)?.saturating_sub(i64::try_from(sign).unwrap_or(0));
     let digits = justify(&text[sign..], width, '0', Side::Left)?;
-    made(machine, format!("{}{digits}", &text[..sign]))
+    machine.new_text(format!("{}{digits}", &text[..sign]))
 }
 
 fn expand_tabs(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -287,7 +281,7 @@ fn expand_tabs(machine: &Machine, args: &Bound) -> Result<Value> {
             }
         }
     }
-    made(machine, out)
+    machine.new_text(out)
 }
 
 fn partition(machine: &Machine, args: &Bound, last: bool) -> Result<Value> {
@@ -368,7 +362,7 @@ fn join(machine: &Machine, args: &Bound) -> Result<Value> {
         check_text(out.len().saturating_add(text.len()).saturating_add(separator.len()))?;
         out.push_str(text);
     }
-    made(machine, out)
+    machine.new_text(out)
 }
 
 /// `text.replace(old, new, count)`, where a negative count replaces all.
@@ -377,7 +371,7 @@ pub(super) fn replace(machine: &Machine, text: &str, old: &str, new: &str, count
     let most = usize::try_from(count).unwrap_or(usize::MAX);
     let found = text.matches(old).take(most).count();
     check_text(text.len().saturating_add(found.saturating_mul(new.len())))?;
-    made(machine, text.replacen(old, new, most))
+    machine.new_text(text.replacen(old, new, most))
 }
 
 fn replace_method(machine: &Machine, args: &Bound) -> Result<Value> {
@@ -393,7 +387,7 @@ fn translate(machine: &Machine, args: &Bound) -> Result<Value> {
         push_translated(machine, &table, c, &mut out)?;
         check_text(out.len())?;
     }
-    made(machine, out)
+    machine.new_text(out)
 }
 
 fn push_translated(machine: &Machine, table: &Dict, c: char, out: &mut String) -> Result<()> {

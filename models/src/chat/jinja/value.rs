@@ -15,9 +15,9 @@ use super::arguments::Native;
 use super::ast::{Block, MacroDefinition};
 use super::budget::Budget;
 use super::error::{Error, Result, fail};
-use super::eval::{Loop, Scope};
 use super::iterate::{Generator, Iter};
 use super::number;
+use super::scope::{Loop, Scope};
 
 /// Maximum nesting of lists, tuples and dicts. Functions on values recurse no deeper.
 pub(super) const MAX_NESTING: usize = 150;
@@ -541,5 +541,23 @@ impl Namespace {
         drop(values);
         drop(old);
         Ok(())
+    }
+}
+
+/// The number of items of a range. `step` is not zero.
+pub(super) fn range_len(start: i64, stop: i64, step: i64) -> usize {
+    let (start, stop, step) = (i128::from(start), i128::from(stop), i128::from(step));
+    let distance = if step > 0 { stop - start } else { start - stop };
+    if distance <= 0 {
+        return 0;
+    }
+    usize::try_from((distance - 1) / step.abs() + 1).unwrap_or(usize::MAX)
+}
+
+/// A text of the kind that `like` is: escaped or not.
+pub(super) fn same_kind(like: &Value, text: String) -> Value {
+    match like {
+        Value::Markup(_) => Value::Markup(text.into()),
+        _ => Value::from(text),
     }
 }
