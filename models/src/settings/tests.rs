@@ -139,7 +139,7 @@ fn what_is_wrong_is_named_with_its_place_and_what_would_work() {
         let (line, name) = (1 + text.matches('\n').count(), text.trim().split(' ').next().expect("a name"));
         assert!(problem.starts_with(&format!("a.toml:{line}: {name}: ")), "{problem}");
     }
-    assert!(file("threads = [2]").contains("one value, N, and no list"));
+    assert!(file("threads = [2]").contains("expected one value (N), found a list"));
     assert!(file("a b").starts_with("a.toml:1: "));
     assert!(file("pin = true\npin = false").starts_with("a.toml:2: "));
     let variable = |asked: &str| (asked == "SINEW_SIMD").then(|| "avx3".into());

@@ -69,7 +69,7 @@ impl Resolved {
             let of_field = |problem: String| config(line, format!("{}: {problem}", field.name));
             let text = match value.get_ref() {
                 DeValue::Array(_) if !field.list => {
-                    Err(format!("expected is one value, {}, and no list: {}", field.value, field.doc()))
+                    Err(format!("expected one value ({}), found a list: {}", field.value, field.doc()))
                 }
                 DeValue::Array(values) => {
                     values.iter().map(plain).collect::<std::result::Result<Vec<_>, _>>().map(|all| all.join(","))

@@ -12,6 +12,7 @@ use super::iterate::Generator;
 use super::json::to_json;
 use super::number;
 use super::pretty_print;
+use super::repr::quoted;
 use super::sequences;
 use super::str_methods::{center, replace, strip};
 use super::text::{capitalize, char_count, escape_html, split_lines};
@@ -204,7 +205,7 @@ fn to_float(value: &Value) -> Result<f64> {
         (Some(float), _, _) => float,
         (None, Some(text), _) => match number::parse_float(text) {
             Some(float) => Ok(float),
-            None => fail!("could not convert string to float"),
+            None => fail!("could not convert string to float: {}", quoted(text)),
         },
         (None, None, Value::Undefined(undefined)) => Err(undefined.error()),
         _ => fail!("float() argument must be a string or a real number, not '{}'", value.type_name()),
