@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use crate::documents::{ADDITIONAL_CHAT_TEMPLATES, Documents, FileName};
 use crate::error::{Error, Result};
 use crate::json::{Fields, brief};
+use crate::tokenizer;
 
 /// The largest published templates have some 40 KiB.
 const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -92,6 +93,12 @@ impl ChatTemplate {
             templates = named_templates(&fields)?;
             add_special_tokens(&mut special_tokens, &fields)?;
             map_counts = !fields.mentions("added_tokens_decoder");
+            for (name, token) in tokenizer::class_defaults(documents)? {
+                // A token that is null stays out.
+                if !fields.mentions(name) {
+                    special_tokens.entry(*name).or_insert_with(|| (*token).into());
+                }
+            }
         }
         let map = FileName::SpecialTokensMap;
         if map_counts && let Some(value) = documents.json_if_present(map)? {

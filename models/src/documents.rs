@@ -41,6 +41,7 @@ file_names! {
     HfQuantConfig = "hf_quant_config.json",
     TokenizerConfig = "tokenizer_config.json",
     SpecialTokensMap = "special_tokens_map.json",
+    AddedTokens = "added_tokens.json",
     ChatTemplate = "chat_template.jinja",
     Modules = "modules.json",
     SentenceBertConfig = "sentence_bert_config.json",

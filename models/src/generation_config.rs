@@ -92,6 +92,9 @@ pub struct GenerationConfig {
     pub bad_words_ids: Vec<Vec<u32>>,
     /// Fields that would change an answer and are not implemented.
     pub not_implemented: Vec<&'static str>,
+    /// Sampling fields with a value of the wrong type, and the problem of each. Only sampling reads these fields, so
+    /// greedy decoding does not refuse them.
+    pub unreadable: Vec<(&'static str, String)>,
 }
 
 impl GenerationConfig {
@@ -122,12 +125,13 @@ impl GenerationConfig {
         let or_off = |name: &str| -> Result<_> {
             Ok(fields.integer(name, MAX_TOKENS)?.map(|n| usize::try_from(n).unwrap_or(0)))
         };
+        let mut unreadable = Vec::new();
         Ok(Self {
             do_sample: fields.flag("do_sample")?.unwrap_or(false),
-            temperature: number("temperature")?,
-            top_k: fields.integer("top_k", MAX_TOKENS)?,
-            top_p: number("top_p")?,
-            min_p: number("min_p")?,
+            temperature: or_unreadable("temperature", number("temperature"), &mut unreadable)?,
+            top_k: or_unreadable("top_k", fields.integer("top_k", MAX_TOKENS), &mut unreadable)?,
+            top_p: or_unreadable("top_p", number("top_p"), &mut unreadable)?,
+            min_p: or_unreadable("min_p", number("min_p"), &mut unreadable)?,
             repetition_penalty: number("repetition_penalty")?,
             max_new_tokens: fields.count("max_new_tokens", MAX_TOKENS)?,
             max_length: fields.count("max_length", MAX_TOKENS)?,
@@ -139,11 +143,12 @@ impl GenerationConfig {
             no_repeat_ngram_size: or_off("no_repeat_ngram_size")?,
             bad_words_ids: bad_words(&fields)?,
             not_implemented: not_implemented(&fields),
+            unreadable,
         })
     }
 
     /// Refuses values that transformers refuses when it generates. Greedy decoding reads neither `temperature`, `top_k`,
-    /// `top_p` nor `min_p`, so that they may hold any number there.
+    /// `top_p` nor `min_p`, so that they may hold anything there.
     ///
     /// ```
     /// use sinew_models::GenerationConfig;
@@ -166,6 +171,15 @@ impl GenerationConfig {
         let positive = |x: f64| x.is_finite() && x > 0.0;
         let from_f32 = |x: Option<f32>| x.map(f64::from);
         if self.do_sample {
+            let replaced = |field: &str| match field {
+                "temperature" => self.temperature.is_some(),
+                "top_k" => self.top_k.is_some(),
+                "top_p" => self.top_p.is_some(),
+                _ => self.min_p.is_some(),
+            };
+            if let Some((_, problem)) = self.unreadable.iter().find(|(field, _)| !replaced(field)) {
+                return Err(Error::Config { file: FILE.to_owned(), problem: problem.clone() });
+            }
             let expected = "a positive number where `do_sample` is true (`do_sample` false is greedy)";
             check("temperature", from_f32(self.temperature), &positive, expected)?;
             let top_k = self.top_k.map(|k| k as f64);
@@ -209,6 +223,21 @@ impl GenerationConfig {
     pub fn min_new_tokens(&self, prompt_tokens: usize) -> usize {
         let of_length = || self.min_length.map_or(0, |length| length.saturating_sub(prompt_tokens));
         self.min_new_tokens.unwrap_or_else(of_length)
+    }
+}
+
+/// The value of a sampling field. A value of the wrong type counts as none, and its problem is kept.
+fn or_unreadable<T>(
+    field: &'static str,
+    read: Result<Option<T>>,
+    unreadable: &mut Vec<(&'static str, String)>,
+) -> Result<Option<T>> {
+    match read {
+        Err(Error::Config { problem, .. }) => {
+            unreadable.push((field, problem));
+            Ok(None)
+        }
+        other => other,
     }
 }
 
@@ -420,10 +449,26 @@ mod tests {
     }
 
     #[test]
+    fn greedy_decoding_refuses_no_sampling_field() {
+        for field in [r#""temperature": Infinity"#, r#""top_p": NaN"#, r#""top_p": "x""#, r#""top_k": 1.5"#] {
+            for flag in ["", r#""do_sample": false, "#] {
+                let config = GenerationConfig::from_json(&format!("{{{flag}{field}}}")).expect(field);
+                assert_eq!(SamplingParams::from(&config), SamplingParams::default(), "{field}");
+            }
+        }
+        // An option of the caller takes the place of a value that cannot be read.
+        let mut config = GenerationConfig::from_json(r#"{"top_p": "x"}"#).expect("greedy");
+        config.do_sample = true;
+        assert!(config.validate().expect_err("sampled").one_line().contains("`top_p`"));
+        config.top_p = Some(0.5);
+        assert!(config.validate().is_ok());
+    }
+
+    #[test]
     fn wrong_fields_are_named() {
         for (text, words) in [
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false, found \"yes\""),
-            (r#"{"temperature": "hot"}"#, "`temperature` must be a finite number"),
+            (r#"{"do_sample": true, "temperature": "hot"}"#, "`temperature` must be a finite number"),
             (r#"{"do_sample": true, "temperature": -1}"#, "`temperature` must be a positive number"),
             (r#"{"do_sample": true, "temperature": 0}"#, "`temperature` must be a positive number"),
             (r#"{"do_sample": true, "top_k": -5}"#, "`top_k` must be 0 (all tokens) or a positive number"),
@@ -433,8 +478,8 @@ mod tests {
             (r#"{"repetition_penalty": 0}"#, "`repetition_penalty` must be a positive number, found 0"),
             (r#"{"repetition_penalty": -1.5}"#, "found -1.5"),
             (r#"{"max_new_tokens": 0}"#, "`max_new_tokens` must be greater than 0"),
-            (r#"{"top_k": 1.5}"#, "`top_k` must be an integer"),
-            (r#"{"top_k": "all"}"#, "`top_k` must be an integer"),
+            (r#"{"do_sample": true, "top_k": 1.5}"#, "`top_k` must be an integer"),
+            (r#"{"do_sample": true, "top_k": "all"}"#, "`top_k` must be an integer"),
             (r#"{"stop_strings": ["a", ""]}"#, "`stop_strings` must be a text or a list of them, none empty, has \"\""),
             (r#"{"stop_strings": 7}"#, "`stop_strings` must be a text"),
             (r#"{"suppress_tokens": [1, "a"]}"#, "`suppress_tokens` must hold token ids, has \"a\""),
@@ -445,8 +490,11 @@ mod tests {
             (r#"{"no_repeat_ngram_size": 1.5}"#, "`no_repeat_ngram_size` must be an integer"),
             (r#"{"max_length": -1}"#, "`max_length` must be an integer from 0"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
-            (r#"{"temperature": Infinity}"#, "`temperature` must be a finite number, found Infinity"),
-            (r#"{"top_p": NaN}"#, "`top_p` must be a finite number, found NaN"),
+            (
+                r#"{"do_sample": true, "temperature": Infinity}"#,
+                "`temperature` must be a finite number, found Infinity",
+            ),
+            (r#"{"do_sample": true, "top_p": NaN}"#, "`top_p` must be a finite number, found NaN"),
             (r#"{"max_length": 1e400}"#, "`max_length` must be an integer from 0 to 2147483648, found 1e400"),
             (r#"{"suppress_tokens": [1, -Infinity]}"#, "`suppress_tokens` must hold token ids, has -Infinity"),
             (r#"{"stop_strings": ["a", "\ud800"]}"#, "has \"\\ud800\", which has half of a surrogate pair"),

@@ -216,7 +216,7 @@ fn names_from_files_are_escaped_and_cut() {
         (entry("x", "F32", &ones, 8), "does not take"),
         (entry("x", "F32", &deep, 4), "60000 dimensions"),
         (entry("x", &long, "[1]", 4), "unknown variant"),
-        (entry("x", "two\\nlines", "[1]", 4), "unknown variant `two\\nlines`"),
+        (entry("x", "two\\nlines", "[1]", 4), "unknown variant `two lines`"),
         (entry(&long, "U16", "[1]", 2), "U16"),
         (format!(r#"{{"{long}":1,"{long}":2}}"#), "invalid type"),
     ] {

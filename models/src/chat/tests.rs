@@ -24,6 +24,9 @@ fn endless_and_greedy_templates_are_refused() {
     refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
     refused("{{ 'a' * 10**9 }}", "bytes");
     refused(&format!("{{{{ {} }}}}", ["(90000000 * 'a')"; 40].join(" ~ ")), "bytes");
+    for read in ["n | float", "n | filesizeformat", "' '.join([n]).strip()"] {
+        refused(&format!("{{% set n = '1' * 4000000 %}}{{% for i in range(99999) %}}{{% set x = {read} %}}{{% endfor %}}"), "");
+    }
     refused("{% for x in range(10**9) %}{% endfor %}", "too many");
     refused("{{ [0] * 10**8 }}", "MiB");
     refused("{{ 9 ** 99999 }}", "bits");
@@ -235,6 +238,11 @@ fn special_tokens_are_found_as_transformers_does() {
     let with_decoder = r#"{"bos_token": "<b>", "added_tokens_decoder": {}}"#;
     assert_eq!(rendered(with_decoder, map), "<b>||||");
     assert_eq!(rendered(r#"{"image_token": "<i>"}"#, ""), "||<i>||");
+    // A class has tokens that the config need not name; null takes them away.
+    assert_eq!(rendered(r#"{"tokenizer_class": "LlamaTokenizer"}"#, ""), "<s>|</s>|||");
+    assert_eq!(rendered(r#"{"tokenizer_class": "GemmaTokenizerFast", "eos_token": "<e>"}"#, ""), "<bos>|<e>|||");
+    assert_eq!(rendered(r#"{"tokenizer_class": "LlamaTokenizer", "bos_token": null}"#, ""), "|</s>|||");
+    assert_eq!(rendered(r#"{"tokenizer_class": "GPT2Tokenizer"}"#, r#"{"bos_token": "<m>"}"#), "<m>|<|endoftext|>|||");
     let extra =
         r#"{"image_token": "<top>", "bos_token": "<b>", "extra_special_tokens": {"image_token": "<i>", "x": "<x>"}}"#;
     assert_eq!(rendered(extra, ""), "<b>||<i>|<x>|");

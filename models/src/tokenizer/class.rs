@@ -30,7 +30,7 @@ pub(super) struct Class {
     /// The class takes special tokens by their text alone, so named tokens lose their flags.
     pub forgets_flags: bool,
     /// transformers loads byte-level files unchanged even if they name this class, because it is for SentencePiece.
-    skips_byte_level_files: bool,
+    pub skips_byte_level_files: bool,
 }
 
 /// Lists the options that a config sets in steps of the file.

@@ -27,6 +27,8 @@ pub(super) struct Declared {
     class: Option<Settings>,
     /// These tokens are added to the vocabulary, in the order of their ids.
     pub added: Vec<(u32, AddedToken)>,
+    /// Tokens of `added_tokens.json` in the order of their ids. They count where no other file has them.
+    pub legacy: Vec<(u32, AddedToken)>,
     /// These special tokens have an attribute, such as `eos_token`, and get new ids in this order.
     pub named: Vec<(String, AddedToken)>,
     /// These special tokens have no attribute and get ids after the named ones.
@@ -61,6 +63,7 @@ impl Declared {
             splits_special: config.flag("split_special_tokens")?.unwrap_or(false),
             class,
             added: added(&config)?,
+            legacy: if config.mentions(ADDED) { Vec::new() } else { legacy(documents)? },
             named: special.named,
             extra: special.extra,
             adds: [config.flag("add_bos_token")?, config.flag("add_eos_token")?],
@@ -241,6 +244,23 @@ fn token(fields: &Fields<'_>, name: &str, value: &Value) -> Result<AddedToken> {
         .lstrip(flag("lstrip", false)?)
         .rstrip(flag("rstrip", false)?)
         .normalized(flag("normalized", !special)?))
+}
+
+/// Reads `added_tokens.json`, which files before `added_tokens_decoder` have: ids by token.
+///
+/// transformers 5 takes its tokens as they stand, and as special if they are named so elsewhere.
+fn legacy(documents: &Documents) -> Result<Vec<(u32, AddedToken)>> {
+    let file = FileName::AddedTokens;
+    let Some(value) = documents.json_if_present(file)? else { return Ok(Vec::new()) };
+    let fields = Fields::of(value, file.as_str(), "")?;
+    let mut tokens = Vec::new();
+    for token in fields.keys() {
+        if let Some(id) = fields.count(token, u32::MAX as usize)? {
+            tokens.push((id as u32, AddedToken::from(token, false)));
+        }
+    }
+    tokens.sort_by_key(|(id, _)| *id);
+    Ok(tokens)
 }
 
 /// The tokens of `added_tokens_decoder`, which has them at their ids.

@@ -254,6 +254,13 @@ impl Added {
             known.insert(&token.content, token);
             new.push(token.clone());
         }
+        for (id, token) in &declared.legacy {
+            if !known.contains_key(&*token.content) {
+                self.declared.push((*id, token.content.clone()));
+                known.insert(&token.content, token);
+                new.push(token.clone());
+            }
+        }
         // A token with a name is special. It keeps its other flags where it is in one of the lists so far, and has those
         // that are said last where it is not.
         let defaults = declared.defaults(kinds).map(|text| AddedToken::from(text, true));

@@ -111,6 +111,26 @@ pub(crate) fn folder_of(files: &[(&str, Value)]) -> TempDir {
     folder
 }
 
+/// transformers 5.24 gives these ids.
+#[test]
+fn legacy_added_tokens_are_whole_tokens() {
+    let file = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    });
+    let added = json!({"<q>": 2, "<|im_end|>": 3});
+    let config = json!({"eos_token": "<|im_end|>"});
+    let read = |config: Value| {
+        let files = [("tokenizer.json", file.clone()), ("added_tokens.json", added.clone()), ("tokenizer_config.json", config)];
+        Tokenizer::read(&Documents::new(folder_of(&files).path())).expect("valid").expect("there")
+    };
+    let tokenizer = read(config.clone());
+    assert_eq!(tokenizer.encode("a<q>b<|im_end|>", false).expect("encoded"), [0, 2, 1, 3]);
+    assert_eq!([2, 3].map(|id| tokenizer.is_special(id)), [false, true]);
+    // A config with `added_tokens_decoder` takes the place of the file.
+    assert_eq!(read(json!({"added_tokens_decoder": {}})).token_to_id("<q>"), None);
+}
+
 #[test]
 fn encoding_adds_special_tokens_on_request_and_neither_cuts_nor_pads() {
     let tokenizer = byte_level();

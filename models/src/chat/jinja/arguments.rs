@@ -33,10 +33,12 @@ pub(super) struct Bound {
 impl Native {
     /// Calls the function with `receiver`, if there is one, before the other arguments.
     pub(super) fn call(&self, machine: &Machine, receiver: Option<&Value>, mut given: CallArguments) -> Result<Value> {
-        machine.budget.steps(1)?;
         if let Some(receiver) = receiver {
             given.positional.insert(0, receiver.clone());
         }
+        // A function may read all of each text it is given, such as one of four megabytes that is no number.
+        let values = given.positional.iter().chain(given.named.iter().map(|(_, value)| value));
+        machine.budget.reading(values.filter_map(Value::as_text).map(|text| text.len()).sum())?;
         (self.run)(machine, &self.bind(given)?)
     }
 

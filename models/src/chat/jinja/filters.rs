@@ -193,7 +193,9 @@ fn file_size(_: &Machine, args: &Bound) -> Result<Value> {
     for prefix in prefixes {
         unit *= base;
         if bytes < unit || prefix == prefixes[7] {
-            return Ok(Value::from(format!("{:.1} {prefix}", base * bytes / unit)));
+            let count = base * bytes / unit;
+            let count = if count.is_nan() { "nan".to_owned() } else { format!("{count:.1}") };
+            return Ok(Value::from(format!("{count} {prefix}")));
         }
     }
     Ok(Value::None)
