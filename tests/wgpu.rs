@@ -65,7 +65,7 @@ fn every_row_is_within_its_bound_on_the_least_that_webgpu_promises() {
 }
 
 fn place(stream: &Arc<dyn Stream>, bytes: &[u8], dtype: DType, shape: &[usize]) -> Tensor {
-    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
     stream.upload(bytes, &mut buffer, 0).unwrap();
     Tensor::new(buffer, dtype, Layout::contiguous(shape).unwrap()).unwrap()
 }

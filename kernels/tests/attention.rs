@@ -216,7 +216,7 @@ impl Caches {
         let rows = kv_append::rows();
         let row = rows.first().expect("rows");
         let call = KvAppendDynamic { tokens: new };
-        let mut workspace = Buffer::allocate(device, (row.workspace)(&problem, &call, device.hardware()))?;
+        let mut workspace = Buffer::uninitialised(device, (row.workspace)(&problem, &call, device.hardware()))?;
         let operands = Operands { inputs: &inputs, outputs: &outputs };
         row.launch(&Launch::new(&stream, Some(&mut workspace))?, &problem, &call, operands)
     }
@@ -240,7 +240,7 @@ fn launch(
     o: &mut Tensor,
 ) -> Result<()> {
     let stream = device.clone().stream()?;
-    let mut workspace = Buffer::allocate(device, (row.workspace)(fixed, call, device.hardware()))?;
+    let mut workspace = Buffer::uninitialised(device, (row.workspace)(fixed, call, device.hardware()))?;
     // Scratch may hold anything.
     workspace.as_mut_slice::<u8>()?.fill(0xff);
     let outputs = [o.view_mut()?];

@@ -41,7 +41,7 @@ fn run(
     let operands = [d.view_mut()?];
     Gemm::check(fixed, &call, Operands { inputs: &inputs, outputs: &operands })?;
     let stream = device.clone().stream()?;
-    let mut workspace = Buffer::allocate(&device, (row.workspace)(fixed, &call, device.hardware()))?;
+    let mut workspace = Buffer::uninitialised(&device, (row.workspace)(fixed, &call, device.hardware()))?;
     let launch = Launch::new(&stream, Some(&mut workspace))?;
     row.launch(&launch, fixed, &call, Operands { inputs: &inputs, outputs: &operands })?;
     Ok(d.to_vec()?)

@@ -157,7 +157,7 @@ fn a_sum_too_long_for_any_workspace_is_refused() {
             let needed = (row.workspace)(&fixed, &call, device.hardware());
             assert!(needed > k, "{}: {needed} bytes", row.name);
             let (a, b) = (one.broadcast_to(&[1, 1, k]).unwrap(), one.broadcast_to(&[1, k, 1]).unwrap());
-            let mut workspace = Buffer::allocate(&device, 1 << 16).unwrap();
+            let mut workspace = Buffer::uninitialised(&device, 1 << 16).unwrap();
             let stream = device.clone().stream().unwrap();
             let (inputs, outputs) = ([Some(a.view()), Some(b.view())], [d.view_mut().unwrap()]);
             let launch = Launch::new(&stream, Some(&mut workspace)).unwrap();
@@ -296,7 +296,7 @@ fn launch<O: Operator>(
 ) {
     let stream = device.clone().stream().unwrap();
     let bytes = (row.workspace)(fixed, call, device.hardware());
-    let mut workspace = Buffer::allocate(&device, bytes).unwrap();
+    let mut workspace = Buffer::uninitialised(&device, bytes).unwrap();
     let launch = Launch::new(&stream, Some(&mut workspace)).unwrap();
     let outputs = [output.view_mut().unwrap()];
     row.launch(&launch, fixed, call, Operands { inputs, outputs: &outputs }).unwrap();

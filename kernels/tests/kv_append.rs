@@ -24,7 +24,7 @@ fn appended(
     let empty = || Tensor::zeros(device, cache.stored(), cache.layout().shape());
     let (mut keys, mut values) = (empty()?, empty()?);
     let call = KvAppendDynamic { tokens: inputs[kv_append::SLOTS].as_ref().map_or(0, |slots| slots.shape()[0]) };
-    let mut workspace = Buffer::allocate(device, (row.workspace)(fixed, &call, device.hardware()))?;
+    let mut workspace = Buffer::uninitialised(device, (row.workspace)(fixed, &call, device.hardware()))?;
     let outputs = [keys.view_mut()?, values.view_mut()?];
     let stream = device.clone().stream()?;
     let launch = Launch::new(&stream, Some(&mut workspace))?;

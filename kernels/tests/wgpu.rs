@@ -36,7 +36,7 @@ fn stream() -> Arc<dyn Stream> {
 
 fn tensor<T: Element>(stream: &Arc<dyn Stream>, values: &[T], shape: &[usize]) -> Tensor {
     let bytes: &[u8] = bytemuck::cast_slice(values);
-    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
     stream.upload(bytes, &mut buffer, 0).unwrap();
     Tensor::new(buffer, T::DTYPE, Layout::contiguous(shape).unwrap()).unwrap()
 }
@@ -194,14 +194,14 @@ fn same_on_both<O: Reference>(streams: &[Arc<dyn Stream>; 2]) {
             let [more, less] = streams.each_ref().map(|stream| {
                 let place = |operand: &HostOperand| {
                     let bytes = operand.tensor.buffer().as_slice::<u8>().unwrap();
-                    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+                    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
                     stream.upload(bytes, &mut buffer, 0).unwrap();
                     Tensor::new(buffer, operand.tensor.dtype(), *operand.tensor.layout()).unwrap()
                 };
                 let inputs: Vec<_> = host.inputs.iter().map(|operand| operand.as_ref().map(place)).collect();
                 let mut outputs: Vec<_> = host.outputs.iter().map(place).collect();
                 let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
-                let mut workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed).unwrap());
+                let mut workspace = (needed > 0).then(|| Buffer::uninitialised(stream.device(), needed).unwrap());
                 let views: Vec<_> = inputs.iter().map(|tensor| tensor.as_ref().map(Tensor::view)).collect();
                 let written: Vec<_> = outputs.iter_mut().map(|tensor| tensor.view_mut().unwrap()).collect();
                 let launch = Launch::new(stream, workspace.as_mut()).unwrap();

@@ -35,7 +35,7 @@ fn stream(options: &WgpuOptions) -> Arc<dyn Stream> {
 }
 
 fn tensor(stream: &Arc<dyn Stream>, bytes: &[u8], dtype: DType, shape: &[usize]) -> Tensor {
-    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
     stream.upload(bytes, &mut buffer, 0).unwrap();
     Tensor::new(buffer, dtype, Layout::contiguous(shape).unwrap()).unwrap()
 }
@@ -56,7 +56,7 @@ fn run<O: Operator>(
     output: &mut Tensor,
 ) -> Result<Vec<u8>, String> {
     let needed = (row.workspace)(fixed, call, stream.device().hardware());
-    let mut workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed).unwrap());
+    let mut workspace = (needed > 0).then(|| Buffer::uninitialised(stream.device(), needed).unwrap());
     let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.map(Tensor::view)).collect();
     let launch = Launch::new(stream, workspace.as_mut()).unwrap();
     let outputs = [output.view_mut().unwrap()];
@@ -76,14 +76,14 @@ fn outputs<O: Operator>(
 ) -> Result<Vec<Vec<u8>>, String> {
     let place = |of: &Tensor| {
         let bytes = of.buffer().as_slice::<u8>().unwrap();
-        let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+        let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
         stream.upload(bytes, &mut buffer, 0).unwrap();
         Tensor::new(buffer, of.dtype(), *of.layout()).unwrap()
     };
     let inputs: Vec<_> = host.inputs.iter().map(|input| input.as_ref().map(|input| place(&input.tensor))).collect();
     let mut outputs: Vec<_> = host.outputs.iter().map(|output| place(&output.tensor)).collect();
     let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
-    let mut workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed).unwrap());
+    let mut workspace = (needed > 0).then(|| Buffer::uninitialised(stream.device(), needed).unwrap());
     let launch = Launch::new(stream, workspace.as_mut()).unwrap();
     let inputs: Vec<_> = inputs.iter().map(|input| input.as_ref().map(Tensor::view)).collect();
     let views: Vec<_> = outputs.iter_mut().map(|output| output.view_mut().unwrap()).collect();

@@ -38,13 +38,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     );
     for bytes in [4 << 10, 1 << 20, 100 << 20] {
         let pool = Pool::new(device.clone(), PoolConfig::default());
-        best(1, || pool.allocate(bytes))?;
+        best(1, || pool.uninitialised(bytes))?;
         let misses = pool.stats().misses;
-        let (hit, release) = best(100_000, || pool.allocate(black_box(bytes)))?;
-        let (tagged, _) = best(100_000, || pool.allocate_tagged(black_box(bytes), "kv-cache"))?;
+        let (hit, release) = best(100_000, || pool.uninitialised(black_box(bytes)))?;
+        let (tagged, _) = best(100_000, || pool.uninitialised_tagged(black_box(bytes), "kv-cache"))?;
         assert_eq!(pool.stats().misses, misses, "a warm pool takes nothing from the device");
         drop(pool);
-        let (cold, cold_release) = best(((1 << 30) / bytes).min(5000), || Buffer::allocate(&device, black_box(bytes)))?;
+        let (cold, cold_release) =
+            best(((1 << 30) / bytes).min(5000), || Buffer::uninitialised(&device, black_box(bytes)))?;
         println!(
             "{:>10} {hit:>9.0} {tagged:>9.0} {release:>9.0} {cold:>12.0} {cold_release:>9.0} {:>9.0}x",
             Bytes(bytes).to_string(),

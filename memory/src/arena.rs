@@ -34,8 +34,8 @@ pub struct ArenaStats {
 ///
 /// let arena = Arena::planned(&Cpu::get(), 4096)?;
 /// let kept = arena.scope(|arena| {
-///     let _scratch = arena.allocate(1000)?;
-///     arena.allocate(1000)
+///     let _scratch = arena.uninitialised(1000)?;
+///     arena.uninitialised(1000)
 /// })?;
 /// assert_eq!(arena.stats().live_bytes, 1000);
 /// drop(kept);
@@ -52,7 +52,7 @@ impl Arena {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn planned(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        Self::in_buffer(Buffer::allocate(device, bytes)?)
+        Self::in_buffer(Buffer::uninitialised(device, bytes)?)
     }
 
     /// An arena in a buffer, for example one from a pool, to which it returns after the arena and its last buffer.
@@ -77,11 +77,11 @@ impl Arena {
         self.shared.alignment
     }
 
-    /// The next `bytes` bytes, with unspecified but initialised contents.
+    /// The next `bytes` bytes. Nothing writes them first: they may hold what an earlier buffer held.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where they do not fit below the arena's end.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+    pub fn uninitialised(&self, bytes: usize) -> Result<Buffer> {
         let (span, ticket) = self.shared.allocate(bytes)?;
         let home = Home { allocator: self.shared.clone(), ticket };
         // SAFETY: the span lies in the arena's buffer, which is its own. It starts at or above the ends of all entries

@@ -140,20 +140,19 @@ impl Drop for Buffer {
 }
 
 impl Buffer {
-    /// Allocates `bytes` bytes on a device, outside any pool, whose contents are unspecified but initialised: see
-    /// [`Device::allocate`].
+    /// Allocates `bytes` bytes on a device, outside any pool. Nothing writes them first: see [`Device::allocate`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub fn allocate(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+    pub fn uninitialised(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         Self::of_storage(device, device.allocate(bytes)?, bytes)
     }
 
-    /// [`Buffer::allocate`] for what is filled at once: see [`Device::allocate_to_fill`].
+    /// [`Buffer::uninitialised`] for what is filled at once: see [`Device::allocate_to_fill`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub fn allocate_to_fill(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+    pub fn uninitialised_to_fill(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         Self::of_storage(device, device.allocate_to_fill(bytes)?, bytes)
     }
 
@@ -177,7 +176,7 @@ impl Buffer {
 
     /// A host buffer with a copy of `values`.
     pub fn from_slice<T: Pod>(device: &Arc<dyn Device>, values: &[T]) -> Result<Self> {
-        let mut buffer = Self::allocate(device, std::mem::size_of_val(values))?;
+        let mut buffer = Self::uninitialised(device, std::mem::size_of_val(values))?;
         buffer.as_mut_slice::<T>()?.copy_from_slice(values);
         Ok(buffer)
     }

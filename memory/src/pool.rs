@@ -38,8 +38,8 @@ use crate::{Buffer, Bytes, Device, Result};
 /// use sinew_memory::{Cpu, Pool, PoolConfig};
 ///
 /// let pool = Pool::new(Cpu::get(), PoolConfig::default());
-/// drop(pool.allocate(1 << 20)?);
-/// let again = pool.allocate_tagged(1 << 20, "kv-cache")?;
+/// drop(pool.uninitialised(1 << 20)?);
+/// let again = pool.uninitialised_tagged(1 << 20, "kv-cache")?;
 /// assert_eq!(pool.stats().hits, 1);
 /// assert_eq!(pool.report().live[0].tag, "kv-cache");
 /// drop(pool);
@@ -76,11 +76,11 @@ impl Pool {
     /// use sinew_memory::{Cpu, Pool, PoolConfig};
     ///
     /// let pool = Pool::new(Cpu::get(), PoolConfig::default());
-    /// let held = pool.allocate(8 << 20)?;
+    /// let held = pool.uninitialised(8 << 20)?;
     /// pool.limit(12 << 20);
-    /// assert!(pool.allocate(8 << 20).is_err());
+    /// assert!(pool.uninitialised(8 << 20).is_err());
     /// drop(held);
-    /// assert!(pool.allocate(8 << 20).is_ok());
+    /// assert!(pool.uninitialised(8 << 20).is_ok());
     /// # Ok::<(), sinew_memory::Error>(())
     /// ```
     pub fn limit(&self, bytes: usize) {
@@ -98,20 +98,20 @@ impl Pool {
         self.shared.classes.class(bytes)
     }
 
-    /// A buffer of `bytes` bytes (which may be 0), with unspecified but initialised contents.
+    /// A buffer of `bytes` bytes, which may be 0. Nothing writes it first: it may hold what an earlier buffer held.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where neither the pool nor the device has room, after free slabs
     /// were given back to the device and spans that streams still used were waited for; errors of the device.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+    pub fn uninitialised(&self, bytes: usize) -> Result<Buffer> {
         self.shared.allocate(bytes, "")
     }
 
-    /// [`Pool::allocate`], counted under `tag` in [`Pool::report`] and in errors.
+    /// [`Pool::uninitialised`], counted under `tag` in [`Pool::report`] and in errors.
     ///
     /// # Errors
-    /// Those of [`Pool::allocate`].
-    pub fn allocate_tagged(&self, bytes: usize, tag: &str) -> Result<Buffer> {
+    /// Those of [`Pool::uninitialised`].
+    pub fn uninitialised_tagged(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate(bytes, tag)
     }
 
@@ -120,16 +120,16 @@ impl Pool {
     /// pool's limit, as much as the [device holds](Device::held_bytes) for it.
     ///
     /// # Errors
-    /// Those of [`Pool::allocate`].
-    pub fn allocate_apart(&self, bytes: usize, tag: &str) -> Result<Buffer> {
+    /// Those of [`Pool::uninitialised`].
+    pub fn uninitialised_apart(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate_apart(bytes, tag, |device| device.allocate(bytes))
     }
 
-    /// [`Pool::allocate_apart`] for what is filled at once: see [`Device::allocate_to_fill`].
+    /// [`Pool::uninitialised_apart`] for what is filled at once: see [`Device::allocate_to_fill`].
     ///
     /// # Errors
-    /// Those of [`Pool::allocate`].
-    pub fn allocate_apart_to_fill(&self, bytes: usize, tag: &str) -> Result<Buffer> {
+    /// Those of [`Pool::uninitialised`].
+    pub fn uninitialised_apart_to_fill(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate_apart(bytes, tag, |device| device.allocate_to_fill(bytes))
     }
 

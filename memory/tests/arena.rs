@@ -31,7 +31,7 @@ fn live_buffers_are_never_overwritten_in_whatever_order_scopes_and_buffers_end()
         match random.below(20) {
             0..7 => {
                 let bytes = random.size(13);
-                match arena.allocate(bytes) {
+                match arena.uninitialised(bytes) {
                     Ok(mut buffer) => {
                         let (first, end) = (address(&buffer), address(&buffer) + bytes);
                         assert!(first.is_multiple_of(arena.alignment()));
@@ -54,7 +54,7 @@ fn live_buffers_are_never_overwritten_in_whatever_order_scopes_and_buffers_end()
                     }
                     Err(Error::OutOfMemory { fits, .. }) => {
                         assert!(fits < bytes);
-                        drop(arena.allocate(fits).expect("what would fit"));
+                        drop(arena.uninitialised(fits).expect("what would fit"));
                         refused += 1;
                         scopes.clear();
                         live.drain(..).for_each(|(buffer, seed)| assert_filled(&buffer, seed));
@@ -126,7 +126,7 @@ fn run(arena: &Arena, steps: &[Step], base: usize, offsets: &mut Vec<usize>) {
     for step in steps {
         match step {
             Step::Allocate(bytes) => {
-                kept.push(arena.allocate(*bytes).expect("planned"));
+                kept.push(arena.uninitialised(*bytes).expect("planned"));
                 offsets.extend(kept.last().map(|buffer| address(buffer) - base));
             }
             Step::Scope(steps) => arena.scope(|arena| run(arena, steps, base, offsets)),
@@ -143,7 +143,7 @@ proptest! {
         let (mut expected, mut got) = (Vec::new(), Vec::new());
         plan(&mut planned, &steps, &mut expected);
         let arena = Arena::planned(&device, planned.bytes()).expect("memory");
-        let base = address(&arena.allocate(0).expect("nothing"));
+        let base = address(&arena.uninitialised(0).expect("nothing"));
         for _step in 0..2 {
             got.clear();
             arena.scope(|arena| run(arena, &steps, base, &mut got));
@@ -158,28 +158,28 @@ proptest! {
 fn inside_a_scope_nothing_is_reused_and_after_it_everything_is() {
     let arena = Arena::planned(&Cpu::get(), 4096).expect("memory");
     let scope = arena.enter();
-    let first = arena.allocate(1024).expect("room");
+    let first = arena.uninitialised(1024).expect("room");
     let place = address(&first);
     drop(first);
-    assert_eq!(address(&arena.allocate(1024).expect("room")), place + 1024);
+    assert_eq!(address(&arena.uninitialised(1024).expect("room")), place + 1024);
     assert_eq!(arena.stats().used, 2048);
     drop(scope);
     assert_eq!(arena.stats().used, 0);
-    assert_eq!(address(&arena.allocate(4096).expect("room")), place);
+    assert_eq!(address(&arena.uninitialised(4096).expect("room")), place);
 }
 
 #[test]
 fn a_buffer_that_outlives_its_scope_keeps_its_bytes() {
     let arena = Arena::planned(&Cpu::get(), 4096).expect("memory");
     let mut kept = arena.scope(|arena| {
-        let _below = arena.allocate(1024).expect("room");
-        arena.allocate(1024).expect("room")
+        let _below = arena.uninitialised(1024).expect("room");
+        arena.uninitialised(1024).expect("room")
     });
     fill(&mut kept, 1);
-    let mut next = arena.allocate(2048).expect("above the one that is kept");
+    let mut next = arena.uninitialised(2048).expect("above the one that is kept");
     fill(&mut next, 2);
     assert_filled(&kept, 1);
-    let error = arena.allocate(1).expect_err("the bytes below the kept buffer wait for it");
+    let error = arena.uninitialised(1).expect_err("the bytes below the kept buffer wait for it");
     assert!(error.to_string().contains("3.0 KiB in 2 live buffers"), "{error}");
     drop(next);
     drop(kept);
@@ -191,7 +191,7 @@ fn a_scope_that_panics_ends_too() {
     let arena = Arena::planned(&Cpu::get(), 4096).expect("memory");
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         arena.scope(|arena| {
-            let _buffer = arena.allocate(100);
+            let _buffer = arena.uninitialised(100);
             panic!("as a kernel might");
         })
     }));
@@ -207,7 +207,7 @@ fn bytes_that_a_stream_still_uses_are_waited_for_only_when_they_are_needed() {
     let stream = LaggingStream::new(device.clone());
     let use_and_drop = |bytes| {
         arena.scope(|arena| {
-            let buffer = arena.allocate(bytes).expect("room");
+            let buffer = arena.uninitialised(bytes).expect("room");
             buffer.record_use(&(stream.clone() as Arc<dyn Stream>));
             address(&buffer)
         })
@@ -223,15 +223,15 @@ fn bytes_that_a_stream_still_uses_are_waited_for_only_when_they_are_needed() {
 #[test]
 fn an_arena_in_a_pooled_buffer_gives_it_back_after_its_last_buffer() {
     let pool = Pool::new(Cpu::get(), PoolConfig::default());
-    let arena = Arena::in_buffer(pool.allocate_tagged(1 << 20, "activations").expect("memory")).expect("unshared");
-    let mut buffer = arena.allocate(1000).expect("room");
+    let arena = Arena::in_buffer(pool.uninitialised_tagged(1 << 20, "activations").expect("memory")).expect("unshared");
+    let mut buffer = arena.uninitialised(1000).expect("room");
     drop(arena);
     fill(&mut buffer, 1);
     assert_eq!(pool.stats().active_buffers, 1);
     assert_filled(&buffer, 1);
     drop(buffer);
     assert_eq!(pool.stats().active_buffers, 0);
-    let shared = pool.allocate(100).expect("memory");
+    let shared = pool.uninitialised(100).expect("memory");
     let _other = shared.clone();
     assert!(matches!(Arena::in_buffer(shared), Err(Error::Shared { .. })));
 }
@@ -239,8 +239,8 @@ fn an_arena_in_a_pooled_buffer_gives_it_back_after_its_last_buffer() {
 #[test]
 fn sizes_that_cannot_be_addressed_are_refused() {
     let arena = Arena::planned(&Cpu::get(), 1000).expect("memory");
-    let _first = arena.allocate(1).expect("room");
-    assert!(matches!(arena.allocate(usize::MAX), Err(Error::OutOfMemory { .. })));
+    let _first = arena.uninitialised(1).expect("room");
+    assert!(matches!(arena.uninitialised(usize::MAX), Err(Error::OutOfMemory { .. })));
     assert!(matches!(Arena::planned(&Cpu::get(), usize::MAX), Err(Error::OutOfMemory { .. })));
     let mut plan = ArenaPlan::new(64);
     plan.allocate(1).expect("small");
@@ -260,7 +260,7 @@ fn threads_share_an_arena() {
                     arena.scope(|arena| {
                         let mut live = Vec::new();
                         for i in 0..8 {
-                            let Ok(mut buffer) = arena.allocate(random.size(11)) else { break };
+                            let Ok(mut buffer) = arena.uninitialised(random.size(11)) else { break };
                             let seed = thread << 48 | (step * 8 + i) as u64;
                             fill(&mut buffer, seed);
                             live.push((buffer, seed));

@@ -27,7 +27,7 @@ fn buffers_that_hold_huge_pages_ask_for_them_and_those_from_4_mib_on_are_rounded
     }
     let all = [(4096, false), ((256 << 10) - 1, false), (2 << 20, true), ((4 << 20) - 1, true), ((5 << 20) + 3, true)];
     for (bytes, huge) in all {
-        for allocate in [Buffer::allocate, Buffer::allocate_to_fill] {
+        for allocate in [Buffer::uninitialised, Buffer::uninitialised_to_fill] {
             let buffer = allocate(&Cpu::get(), bytes).expect("memory");
             let address = buffer.host_ptr().expect("host memory").as_ptr() as usize;
             assert_eq!(asks_for_huge_pages(address + bytes / 2), huge, "{bytes} bytes");
@@ -55,16 +55,16 @@ fn memory_is_there_at_once_but_where_it_is_filled_first() {
     const BYTES: usize = 256 << 20;
     const SMALLER: usize = 1 << 20;
     let before = resident();
-    let mut later = Buffer::allocate_to_fill(&Cpu::get(), BYTES).expect("memory");
+    let mut later = Buffer::uninitialised_to_fill(&Cpu::get(), BYTES).expect("memory");
     assert!(resident() < before + BYTES / 2, "the pages are there before they are written");
     assert!(later.as_mut_slice::<u8>().expect("one handle").iter().step_by(1 << 20).all(|&byte| byte == 0));
     later.as_mut_slice::<u8>().expect("one handle").fill(1);
     let smaller: Vec<Buffer> =
-        (0..BYTES / SMALLER).map(|_| Buffer::allocate_to_fill(&Cpu::get(), SMALLER).expect("memory")).collect();
+        (0..BYTES / SMALLER).map(|_| Buffer::uninitialised_to_fill(&Cpu::get(), SMALLER).expect("memory")).collect();
     let between = resident();
     assert!(between > before + BYTES / 2, "written pages are there");
     assert!(between < before + BYTES + BYTES / 2, "the pages of {} buffers are there", smaller.len());
-    let now = Buffer::allocate(&Cpu::get(), BYTES).expect("memory");
+    let now = Buffer::uninitialised(&Cpu::get(), BYTES).expect("memory");
     assert!(resident() > between + BYTES / 2, "the pages of {now:?} are not there");
 }
 
@@ -84,7 +84,7 @@ fn buffers_of_every_size_are_zeroed_aligned_and_hold_what_is_written() {
         (4 << 20) + 1,
         33 << 20,
     ] {
-        let mut buffer = Buffer::allocate(&Cpu::get(), bytes).expect("memory");
+        let mut buffer = Buffer::uninitialised(&Cpu::get(), bytes).expect("memory");
         assert_eq!(buffer.len(), bytes);
         assert!((buffer.host_ptr().expect("host memory").as_ptr() as usize).is_multiple_of(HOST_ALIGNMENT));
         let values = buffer.as_mut_slice::<u8>().expect("one handle");
@@ -99,6 +99,6 @@ fn buffers_of_every_size_are_zeroed_aligned_and_hold_what_is_written() {
 #[test]
 fn more_memory_than_there_is_is_an_error() {
     for bytes in [1 << 50, isize::MAX as usize, usize::MAX] {
-        assert!(matches!(Buffer::allocate(&Cpu::get(), bytes), Err(sinew_memory::Error::OutOfMemory { .. })));
+        assert!(matches!(Buffer::uninitialised(&Cpu::get(), bytes), Err(sinew_memory::Error::OutOfMemory { .. })));
     }
 }

@@ -52,7 +52,7 @@ fn no_two_live_buffers_overlap_and_contents_survive_whatever_is_done() {
             0..50 => {
                 let bytes = random.size(24);
                 let tag = TAGS[random.below(TAGS.len())];
-                match pool.allocate_tagged(bytes, tag) {
+                match pool.uninitialised_tagged(bytes, tag) {
                     Ok(mut buffer) => {
                         if stream.waits.swap(0, Ordering::SeqCst) > 0 {
                             // Room was made by waiting: in a stream, what came before is then done too.
@@ -75,7 +75,7 @@ fn no_two_live_buffers_overlap_and_contents_survive_whatever_is_done() {
                         assert_eq!(asked, bytes);
                         assert!(fits < bytes, "{bytes} bytes were refused where {fits} would fit");
                         assert!(fits <= available);
-                        let fitting = pool.allocate(fits).expect("what an error says would fit");
+                        let fitting = pool.uninitialised(fits).expect("what an error says would fit");
                         drop(fitting);
                         stream.finish();
                         stream.waits.store(0, Ordering::SeqCst);
@@ -175,7 +175,8 @@ fn threads_never_see_each_others_bytes() {
                 for operation in 0..each {
                     if live.len() < 24 && random.below(2) == 0 || live.is_empty() {
                         let seed = (thread << 48 | operation) as u64;
-                        let mut buffer = pool.allocate_tagged(random.size(21), "threads").expect("below the limit");
+                        let mut buffer =
+                            pool.uninitialised_tagged(random.size(21), "threads").expect("below the limit");
                         fill(&mut buffer, seed);
                         live.push((buffer, seed));
                     } else {
@@ -221,11 +222,11 @@ fn threads_never_see_each_others_bytes() {
 fn a_freed_span_is_reused_for_the_same_class() {
     let pool = pool(&Lagging::new(usize::MAX), usize::MAX);
     for bytes in [0, 1, 4096, 5000, MIB, 3 * MIB, 100 * MIB] {
-        let first = pool.allocate(bytes).expect("memory");
+        let first = pool.uninitialised(bytes).expect("memory");
         let place = address(&first);
         drop(first);
         let hits = pool.stats().hits;
-        assert_eq!(address(&pool.allocate(bytes).expect("memory")), place);
+        assert_eq!(address(&pool.uninitialised(bytes).expect("memory")), place);
         assert_eq!(pool.stats().hits, hits + 1);
     }
 }
@@ -233,8 +234,8 @@ fn a_freed_span_is_reused_for_the_same_class() {
 #[test]
 fn a_larger_span_is_split_and_its_parts_merge_again() {
     let pool = pool(&Lagging::new(usize::MAX), usize::MAX);
-    drop(pool.allocate(64 * MIB).expect("memory"));
-    let parts: Vec<_> = (0..16).map(|_| pool.allocate(4 * MIB).expect("memory")).collect();
+    drop(pool.uninitialised(64 * MIB).expect("memory"));
+    let parts: Vec<_> = (0..16).map(|_| pool.uninitialised(4 * MIB).expect("memory")).collect();
     let stats = pool.stats();
     assert_eq!((stats.misses, stats.hits, stats.slabs), (1, 16, 1), "all cut from the one slab");
     assert_eq!(stats.pooled_bytes, 0);
@@ -248,15 +249,15 @@ fn a_larger_span_is_split_and_its_parts_merge_again() {
     let stats = pool.stats();
     assert_eq!((stats.free_spans, stats.largest_free_block), (1, 64 * MIB));
     assert_eq!(stats.fragmentation(), 0.0);
-    drop(pool.allocate(64 * MIB).expect("the merged slab"));
+    drop(pool.uninitialised(64 * MIB).expect("the merged slab"));
     assert_eq!(pool.stats().misses, 1);
 }
 
 #[test]
 fn small_buffers_do_not_pin_large_slabs() {
     let pool = pool(&Lagging::new(usize::MAX), usize::MAX);
-    drop(pool.allocate(64 * MIB).expect("memory"));
-    let _small = pool.allocate(100).expect("memory");
+    drop(pool.uninitialised(64 * MIB).expect("memory"));
+    let _small = pool.uninitialised(100).expect("memory");
     assert_eq!(pool.defragment(), 64 * MIB);
 }
 
@@ -283,14 +284,14 @@ fn memory_of_its_own_counts_as_much_as_the_device_holds_for_it() {
     let held = cpu.held_bytes(asked);
     assert!(held > asked, "large host memory is in huge pages");
     let pool = Pool::new(cpu, PoolConfig::limited(2 * held - 1));
-    let buffer = pool.allocate_apart(asked, "weights").expect("half of the limit");
+    let buffer = pool.uninitialised_apart(asked, "weights").expect("half of the limit");
     assert_eq!((buffer.len(), pool.stats().apart_bytes, pool.report().live[0].bytes), (asked, held, held));
-    assert!(pool.allocate_apart(asked, "").is_err(), "both would hold more than the limit");
+    assert!(pool.uninitialised_apart(asked, "").is_err(), "both would hold more than the limit");
     drop(buffer);
     assert_eq!(pool.stats().apart_bytes, 0);
-    assert!(pool.allocate_apart(asked, "").is_ok());
+    assert!(pool.uninitialised_apart(asked, "").is_ok());
     for unlimited in [Pool::new(Cpu::get(), PoolConfig::default()), pool] {
-        assert!(matches!(unlimited.allocate_apart(usize::MAX, ""), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(unlimited.uninitialised_apart(usize::MAX, ""), Err(Error::OutOfMemory { .. })));
     }
 }
 
@@ -298,33 +299,33 @@ fn memory_of_its_own_counts_as_much_as_the_device_holds_for_it() {
 fn a_limit_that_is_set_later_counts_what_is_there() {
     let device = Lagging::new(usize::MAX);
     let pool = Pool::new(device.clone(), PoolConfig::default());
-    let weights = pool.allocate_tagged(40 * MIB, "weights").expect("no limit");
-    let apart = pool.allocate_apart(8 * MIB, "kv-cache").expect("no limit");
-    drop(pool.allocate(16 * MIB).expect("no limit"));
+    let weights = pool.uninitialised_tagged(40 * MIB, "weights").expect("no limit");
+    let apart = pool.uninitialised_apart(8 * MIB, "kv-cache").expect("no limit");
+    drop(pool.uninitialised(16 * MIB).expect("no limit"));
     assert_eq!(device.taken(), 64 * MIB);
     // What is free goes back; what is live is more than the limit, and stays.
     pool.limit(44 * MIB);
     assert_eq!((device.taken(), pool.config().limit_bytes), (48 * MIB, 44 * MIB));
-    for refused in [pool.allocate(1), pool.allocate_apart(1, "")] {
+    for refused in [pool.uninitialised(1), pool.uninitialised_apart(1, "")] {
         let error = refused.expect_err("over the limit");
         let Error::OutOfMemory { available, total, fits, .. } = &error else { panic!("{error}") };
         assert_eq!((*available, *total, *fits), (0, 44 * MIB, 0));
         assert!(error.to_string().contains("weights 40.0 MiB in 1 buffers, kv-cache 8.0 MiB"), "{error}");
     }
     drop(apart);
-    let more = pool.allocate_apart(4 * MIB, "").expect("room for so much");
-    assert!(pool.allocate_apart(1, "").is_err());
+    let more = pool.uninitialised_apart(4 * MIB, "").expect("room for so much");
+    assert!(pool.uninitialised_apart(1, "").is_err());
     drop(more);
-    drop(pool.allocate(MIB).expect("room for so much"));
+    drop(pool.uninitialised(MIB).expect("room for so much"));
     // What comes free while there is more than the limit is given back before anything is handed out.
     pool.limit(8 * MIB);
     drop(weights);
-    let small = pool.allocate(8 * MIB).expect("as much as the limit");
-    assert!(device.taken() == 8 * MIB && pool.allocate(1).is_err());
+    let small = pool.uninitialised(8 * MIB).expect("as much as the limit");
+    assert!(device.taken() == 8 * MIB && pool.uninitialised(1).is_err());
     drop(small);
     // What a limit holds back, a higher one does not.
     pool.limit(usize::MAX);
-    drop(pool.allocate(64 * MIB).expect("no limit"));
+    drop(pool.uninitialised(64 * MIB).expect("no limit"));
     assert_adds_up(&pool.stats());
 }
 
@@ -332,26 +333,26 @@ fn a_limit_that_is_set_later_counts_what_is_there() {
 fn the_limit_holds_and_the_error_says_who_has_the_memory() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, 64 * MIB);
-    let weights = pool.allocate_tagged(40 * MIB, "weights").expect("below the limit");
-    let _cache = pool.allocate_tagged(16 * MIB, "kv-cache").expect("below the limit");
-    let error = pool.allocate(10 * MIB).expect_err("over the limit");
+    let weights = pool.uninitialised_tagged(40 * MIB, "weights").expect("below the limit");
+    let _cache = pool.uninitialised_tagged(16 * MIB, "kv-cache").expect("below the limit");
+    let error = pool.uninitialised(10 * MIB).expect_err("over the limit");
     let Error::OutOfMemory { asked, available, total, fits, .. } = error else { panic!("{error}") };
     assert_eq!((asked, available, total, fits), (10 * MIB, 8 * MIB, 64 * MIB, 8 * MIB));
     let text = error.to_string();
     for part in ["10.0 MiB asked", "8.0 MiB of 64.0 MiB free", "weights 40.0 MiB", "kv-cache 16.0 MiB", "would fit"] {
         assert!(text.contains(part), "`{part}` is not in `{text}`");
     }
-    drop(pool.allocate(fits).expect("what would fit"));
+    drop(pool.uninitialised(fits).expect("what would fit"));
     // A little more reads as more.
-    let text = pool.allocate(fits + 1).expect_err("over the limit").to_string();
+    let text = pool.uninitialised(fits + 1).expect_err("over the limit").to_string();
     let words = format!("{} B asked, {fits} B of 64.0 MiB free", fits + 1);
     assert!(text.contains(&words) && text.contains(&format!("at most {fits} B")), "`{words}` is not in `{text}`");
     drop(weights);
     // 10 MiB of the 40 that are pooled.
-    let _more = pool.allocate(10 * MIB).expect("room again");
+    let _more = pool.uninitialised(10 * MIB).expect("room again");
     assert!(device.taken() <= 64 * MIB);
-    assert!(matches!(pool.allocate(usize::MAX), Err(Error::OutOfMemory { .. })));
-    assert!(matches!(pool.allocate(isize::MAX as usize), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(pool.uninitialised(usize::MAX), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(pool.uninitialised(isize::MAX as usize), Err(Error::OutOfMemory { .. })));
     assert_adds_up(&pool.stats());
 }
 
@@ -359,19 +360,19 @@ fn the_limit_holds_and_the_error_says_who_has_the_memory() {
 fn free_slabs_make_room_for_what_does_not_fit_in_them() {
     let device = Lagging::new(64 * MIB);
     let pool = pool(&device, usize::MAX);
-    let parts: Vec<_> = (0..4).map(|_| pool.allocate(16 * MIB).expect("memory")).collect();
+    let parts: Vec<_> = (0..4).map(|_| pool.uninitialised(16 * MIB).expect("memory")).collect();
     drop(parts);
-    let _whole = pool.allocate(64 * MIB).expect("the four slabs went back to the device");
+    let _whole = pool.uninitialised(64 * MIB).expect("the four slabs went back to the device");
     assert_eq!(device.taken(), 64 * MIB);
 }
 
 #[test]
 fn small_and_large_requests_serve_themselves_from_each_others_slabs_before_they_are_refused() {
     let pool = pool(&Lagging::new(8 * MIB), usize::MAX);
-    let _large = pool.allocate(5 * MIB).expect("memory");
-    drop(pool.allocate(3 * MIB).expect("memory"));
-    let _small = pool.allocate(1000).expect("from the free large span");
-    let _rest = pool.allocate(2 * MIB).expect("from the rest of it");
+    let _large = pool.uninitialised(5 * MIB).expect("memory");
+    drop(pool.uninitialised(3 * MIB).expect("memory"));
+    let _small = pool.uninitialised(1000).expect("from the free large span");
+    let _rest = pool.uninitialised(2 * MIB).expect("from the rest of it");
     assert_eq!(pool.stats().slabs, 2);
 }
 
@@ -380,10 +381,10 @@ fn errors_of_the_device_are_passed_on_and_leave_the_counts_right() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, usize::MAX);
     device.broken.store(true, Ordering::SeqCst);
-    assert!(matches!(pool.allocate(100), Err(Error::Device { .. })));
+    assert!(matches!(pool.uninitialised(100), Err(Error::Device { .. })));
     assert_eq!(pool.stats().reserved_bytes, 0);
     device.broken.store(false, Ordering::SeqCst);
-    drop(pool.allocate(100).expect("memory"));
+    drop(pool.uninitialised(100).expect("memory"));
     assert_adds_up(&pool.stats());
 }
 
@@ -391,8 +392,8 @@ fn errors_of_the_device_are_passed_on_and_leave_the_counts_right() {
 fn trimming_takes_only_what_has_been_free_for_that_long() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, usize::MAX);
-    let (old, young) = (pool.allocate(8 * MIB).expect("memory"), pool.allocate(16 * MIB).expect("memory"));
-    let live = pool.allocate(32 * MIB).expect("memory");
+    let (old, young) = (pool.uninitialised(8 * MIB).expect("memory"), pool.uninitialised(16 * MIB).expect("memory"));
+    let live = pool.uninitialised(32 * MIB).expect("memory");
     drop(old);
     std::thread::sleep(Duration::from_millis(300));
     drop(young);
@@ -409,7 +410,7 @@ fn trimming_takes_only_what_has_been_free_for_that_long() {
 #[test]
 fn defragmenting_leaves_live_buffers_where_they_are() {
     let pool = pool(&Lagging::new(usize::MAX), usize::MAX);
-    let mut buffers: Vec<_> = (0..1000).map(|i| pool.allocate(1000 + i * 7).expect("memory")).collect();
+    let mut buffers: Vec<_> = (0..1000).map(|i| pool.uninitialised(1000 + i * 7).expect("memory")).collect();
     for (i, buffer) in buffers.iter_mut().enumerate() {
         fill(buffer, i as u64);
     }
@@ -429,20 +430,20 @@ fn a_span_that_a_stream_still_uses_is_not_handed_out() {
     let pool = pool(&device, usize::MAX);
     let (one, other) = (LaggingStream::new(device.clone()), LaggingStream::new(device.clone()));
     let (first, second): (Arc<dyn Stream>, Arc<dyn Stream>) = (one.clone(), other.clone());
-    let buffer = pool.allocate(2 * MIB).expect("memory");
+    let buffer = pool.uninitialised(2 * MIB).expect("memory");
     let place = address(&buffer);
     buffer.record_use(&first);
     buffer.record_use(&second);
     drop(buffer);
     let stats = pool.stats();
     assert_eq!((stats.pending_spans, stats.pending_bytes, stats.pooled_bytes), (1, 2 * MIB, 0));
-    assert_ne!(address(&pool.allocate(2 * MIB).expect("memory")), place);
+    assert_ne!(address(&pool.uninitialised(2 * MIB).expect("memory")), place);
     assert_eq!(pool.defragment(), 2 * MIB, "a pending slab stays");
     one.finish();
     assert_eq!(pool.stats().pending_spans, 1, "one of two streams is not done");
     other.finish();
     assert_eq!(pool.stats().pending_spans, 0);
-    assert_eq!(address(&pool.allocate(2 * MIB).expect("memory")), place);
+    assert_eq!(address(&pool.uninitialised(2 * MIB).expect("memory")), place);
     assert_eq!((one.waits.load(Ordering::SeqCst), other.waits.load(Ordering::SeqCst)), (0, 0), "nobody waited");
 }
 
@@ -451,14 +452,14 @@ fn a_hit_finds_what_a_stream_has_just_finished_with() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, usize::MAX);
     let stream = LaggingStream::new(device.clone());
-    let buffer = pool.allocate(2 * MIB).expect("memory");
+    let buffer = pool.uninitialised(2 * MIB).expect("memory");
     let place = address(&buffer);
-    drop(pool.allocate(64 * MIB).expect("memory"));
+    drop(pool.uninitialised(64 * MIB).expect("memory"));
     buffer.record_use(&(stream.clone() as Arc<dyn Stream>));
     drop(buffer);
     stream.finish();
     // No call of `stats` in between, which would look for itself; and 64 MiB are free, so that nothing has to be found.
-    assert_eq!(address(&pool.allocate(2 * MIB).expect("memory")), place);
+    assert_eq!(address(&pool.uninitialised(2 * MIB).expect("memory")), place);
     assert_eq!(pool.stats().misses, 2);
 }
 
@@ -467,14 +468,14 @@ fn rather_than_refuse_the_pool_waits_for_streams() {
     let device = Lagging::new(8 * MIB);
     let pool = pool(&device, usize::MAX);
     let (one, other) = (LaggingStream::new(device.clone()), LaggingStream::new(device.clone()));
-    let buffer = pool.allocate(8 * MIB).expect("memory");
+    let buffer = pool.uninitialised(8 * MIB).expect("memory");
     // One of the two is done before anybody waits.
     buffer.record_use(&(one.clone() as Arc<dyn Stream>));
     buffer.record_use(&(other.clone() as Arc<dyn Stream>));
     drop(buffer);
     one.finish();
-    let _again = pool.allocate(8 * MIB).expect("after waiting");
-    assert!(matches!(pool.allocate(MIB), Err(Error::OutOfMemory { .. })));
+    let _again = pool.uninitialised(8 * MIB).expect("after waiting");
+    assert!(matches!(pool.uninitialised(MIB), Err(Error::OutOfMemory { .. })));
 }
 
 /// An event that never completes, as of a stream whose device is lost.
@@ -522,13 +523,13 @@ fn memory_of_a_lost_stream_is_never_reused_and_nothing_hangs() {
     let device = Lagging::new(8 * MIB);
     let pool = pool(&device, usize::MAX);
     let stream = LaggingStream::new(device.clone());
-    let mut buffer = pool.allocate(6 * MIB).expect("memory");
+    let mut buffer = pool.uninitialised(6 * MIB).expect("memory");
     buffer.record_use(&(stream.clone() as Arc<dyn Stream>));
     buffer.record_use(&(Arc::new(LostStream(device.clone())) as Arc<dyn Stream>));
     assert!(buffer.as_mut_slice::<u8>().is_err(), "the host learns of the failure");
     drop(buffer);
     stream.finish();
-    assert!(matches!(pool.allocate(6 * MIB), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(pool.uninitialised(6 * MIB), Err(Error::OutOfMemory { .. })));
     assert_eq!(pool.stats().pending_bytes, 6 * MIB);
 }
 
@@ -537,7 +538,7 @@ fn the_host_waits_for_streams_before_it_looks() {
     let device = Lagging::new(usize::MAX);
     let stream = LaggingStream::new(device.clone());
     let as_stream: Arc<dyn Stream> = stream.clone();
-    let mut buffer = pool(&device, usize::MAX).allocate(64).expect("memory");
+    let mut buffer = pool(&device, usize::MAX).uninitialised(64).expect("memory");
     buffer.record_use(&as_stream);
     buffer.as_slice::<u8>().expect("host memory");
     buffer.as_slice::<u8>().expect("host memory");
@@ -552,8 +553,8 @@ fn buffers_outlive_their_pool_and_their_memory_goes_back_with_the_last() {
     let device = Lagging::new(usize::MAX);
     let pool = pool(&device, usize::MAX);
     let stream = LaggingStream::new(device.clone());
-    let (mut first, second) = (pool.allocate(1000).expect("memory"), pool.allocate(2 * MIB).expect("memory"));
-    drop(pool.allocate(64 * MIB).expect("memory"));
+    let (mut first, second) = (pool.uninitialised(1000).expect("memory"), pool.uninitialised(2 * MIB).expect("memory"));
+    drop(pool.uninitialised(64 * MIB).expect("memory"));
     fill(&mut first, 3);
     drop(pool);
     assert_eq!(device.taken(), (4 + 2) * MIB, "free slabs went back at once");
@@ -568,10 +569,10 @@ fn buffers_outlive_their_pool_and_their_memory_goes_back_with_the_last() {
 #[test]
 fn a_report_lists_live_buffers_by_tag_the_largest_first() {
     let pool = pool(&Lagging::new(256 * MIB), 128 * MIB);
-    let _cache = pool.allocate_tagged(32 * MIB, "kv-cache").expect("memory");
-    let _weights = [8, 40].map(|n| pool.allocate_tagged(n * MIB, "weights").expect("memory"));
-    let _plain = pool.allocate(4096).expect("memory");
-    drop(pool.allocate_tagged(16 * MIB, "scratch").expect("memory"));
+    let _cache = pool.uninitialised_tagged(32 * MIB, "kv-cache").expect("memory");
+    let _weights = [8, 40].map(|n| pool.uninitialised_tagged(n * MIB, "weights").expect("memory"));
+    let _plain = pool.uninitialised(4096).expect("memory");
+    drop(pool.uninitialised_tagged(16 * MIB, "scratch").expect("memory"));
     let report = pool.report();
     let live: Vec<_> = report.live.iter().map(|u| (u.tag.as_str(), u.buffers, u.bytes)).collect();
     assert_eq!(live, [("weights", 2, 48 * MIB), ("kv-cache", 1, 32 * MIB), ("untagged", 1, 4096)]);
@@ -587,11 +588,12 @@ fn a_report_lists_live_buffers_by_tag_the_largest_first() {
 #[test]
 fn any_number_of_tags_can_come_and_go() {
     let pool = pool(&Lagging::new(usize::MAX), usize::MAX);
-    let _kept = pool.allocate_tagged(100, "kept").expect("memory");
+    let _kept = pool.uninitialised_tagged(100, "kept").expect("memory");
     for i in 0..5000 {
-        drop(pool.allocate_tagged(100, &format!("request {i}")).expect("memory"));
+        drop(pool.uninitialised_tagged(100, &format!("request {i}")).expect("memory"));
     }
-    let live: Vec<_> = (0..600).map(|i| pool.allocate_tagged(100, &format!("live {i}")).expect("memory")).collect();
+    let live: Vec<_> =
+        (0..600).map(|i| pool.uninitialised_tagged(100, &format!("live {i}")).expect("memory")).collect();
     assert_eq!(pool.report().live.len(), 601);
     drop(live);
     assert_eq!(pool.report().live.len(), 1);
@@ -619,7 +621,7 @@ fn a_span_comes_back_once_when_its_last_two_handles_are_dropped_at_the_same_mome
             }
         });
         for _ in 0..operations(10_000) / 10 {
-            let buffer = pool.allocate(5000).expect("memory");
+            let buffer = pool.uninitialised(5000).expect("memory");
             sender.send(buffer.clone()).expect("the other thread lives");
             barrier.wait();
             drop(buffer);

@@ -64,7 +64,7 @@ fn bytes_go_up_and_come_down_at_any_offset_and_length() {
     let device = adapter();
     let (device, stream) = streams(&device);
     for len in [0, 1, 3, 4, 5, 255, 256, 1001] {
-        let mut buffer = Buffer::allocate(&device, len).unwrap();
+        let mut buffer = Buffer::uninitialised(&device, len).unwrap();
         let mut want = bytes(len);
         stream.upload(&want, &mut buffer, 0).unwrap();
         for (offset, n) in [(1, 1), (3, 5), (5, 3), (2, 250), (7, 7), (4, 4), (6, 1)] {
@@ -89,10 +89,10 @@ fn copies_are_right_within_one_storage_and_between_two_at_any_alignment() {
     let device = adapter();
     let (device, stream) = streams(&device);
     let pool = Pool::new(device.clone(), PoolConfig::default());
-    let other = Buffer::allocate(&device, 700).unwrap();
-    let mut same = pool.allocate(700).unwrap();
+    let other = Buffer::uninitialised(&device, 700).unwrap();
+    let mut same = pool.uninitialised(700).unwrap();
     let host = bytes(700);
-    let mut source = pool.allocate(700).unwrap();
+    let mut source = pool.uninitialised(700).unwrap();
     stream.upload(&host, &mut source, 0).unwrap();
     let mut other = other;
     for (from, to, len) in [(0, 0, 700), (4, 8, 16), (1, 2, 3), (3, 1, 600), (5, 9, 4), (699, 0, 1), (0, 0, 0)] {
@@ -112,7 +112,7 @@ fn large_uploads_go_through_in_pieces() {
     let device = adapter();
     let (device, stream) = streams(&device);
     let host = bytes((40 << 20) + 3);
-    let mut buffer = Buffer::allocate(&device, host.len()).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, host.len()).unwrap();
     stream.upload(&host, &mut buffer, 0).unwrap();
     let mut back = vec![0; host.len()];
     stream.download(&buffer, 0, &mut back).unwrap();
@@ -125,8 +125,8 @@ fn a_step_is_one_submission_and_steps_grow_nothing() {
     let device = adapter();
     let (device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
-    let mut a = Buffer::allocate(&device, 256).unwrap();
-    let mut b = Buffer::allocate(&device, 256).unwrap();
+    let mut a = Buffer::uninitialised(&device, 256).unwrap();
+    let mut b = Buffer::uninitialised(&device, 256).unwrap();
     let mut step = |by: u32| {
         stream.upload(bytemuck::cast_slice(&[by; 64]), &mut a, 0).unwrap();
         run_add(wgpu, &a, 1).unwrap();
@@ -154,7 +154,7 @@ fn what_a_device_holds_for_itself_is_told_as_it_grows_and_goes() {
     let held = || WgpuStream::of(&stream).unwrap().counters().persistent_bytes;
     let status = held();
     for len in [1 << 10, 1 << 20] {
-        let mut buffer = Buffer::allocate(&device, len).unwrap();
+        let mut buffer = Buffer::uninitialised(&device, len).unwrap();
         stream.upload(&vec![1; len], &mut buffer, 0).unwrap();
         stream.synchronize().unwrap();
     }
@@ -170,7 +170,7 @@ fn no_more_memory_is_taken_than_allowed() {
     let (dyn_device, stream) = streams(&device);
     let free = || device.memory().unwrap();
     assert_eq!((free().total, free().available), (1 << 20, (1 << 20) - 256));
-    let most = Buffer::allocate(&dyn_device, free().available).unwrap();
+    let most = Buffer::uninitialised(&dyn_device, free().available).unwrap();
     assert!(matches!(dyn_device.allocate(16), Err(Error::OutOfMemory { asked: 16, available: 0, fits: 0, .. })));
     assert!(dyn_device.clone().stream().is_err());
     drop((most, stream));
@@ -181,11 +181,11 @@ fn what_found_no_memory_is_done_when_there_is_some() {
     let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 1 << 20, ..WgpuOptions::default() }).unwrap();
     let (dyn_device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
-    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    let mut buffer = Buffer::uninitialised(&dyn_device, 256).unwrap();
     stream.upload(&[0; 256], &mut buffer, 0).unwrap();
     run_add(wgpu, &buffer, 3).unwrap();
     stream.synchronize().unwrap();
-    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    let most = Buffer::uninitialised(&dyn_device, device.memory().unwrap().available).unwrap();
     // More kernels than the parameters have room for.
     let kernels = 300;
     for by in 0..kernels {
@@ -211,10 +211,10 @@ fn what_was_refused_for_memory_does_not_run_later() {
     let device = WgpuDevice::open(0, &WgpuOptions { max_memory_bytes: 4 << 20, ..WgpuOptions::default() }).unwrap();
     let (dyn_device, stream) = streams(&device);
     let wgpu = WgpuStream::of(&stream).unwrap();
-    let mut buffer = Buffer::allocate(&dyn_device, 256).unwrap();
+    let mut buffer = Buffer::uninitialised(&dyn_device, 256).unwrap();
     stream.upload(&[0; 256], &mut buffer, 0).unwrap();
     stream.synchronize().unwrap();
-    let most = Buffer::allocate(&dyn_device, device.memory().unwrap().available).unwrap();
+    let most = Buffer::uninitialised(&dyn_device, device.memory().unwrap().available).unwrap();
     let mut enqueued = 0_u32;
     let error = loop {
         match run_add(wgpu, &buffer, u32::from(enqueued.is_multiple_of(10))) {
@@ -234,7 +234,7 @@ fn a_bad_index_is_reported_once_by_its_kernel_to_its_own_stream() {
     let device = adapter();
     let (device, stream) = streams(&device);
     let other = device.clone().stream().unwrap();
-    let mut buffer = Buffer::allocate(&device, 64).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, 64).unwrap();
     stream.upload(&[0; 64], &mut buffer, 0).unwrap();
     run_add(WgpuStream::of(&stream).unwrap(), &buffer, 1234).unwrap();
     other.synchronize().unwrap();
@@ -256,7 +256,7 @@ fn what_cannot_be_done_is_an_error_that_names_the_kernel() {
     let small = WgpuDevice::open(0, &WgpuOptions::least()).unwrap();
     let (dyn_small, stream) = streams(&small);
     let limit = small.hardware().accelerator.as_ref().unwrap().max_binding_bytes;
-    let large = Buffer::allocate(&dyn_small, limit + 4).unwrap();
+    let large = Buffer::uninitialised(&dyn_small, limit + 4).unwrap();
     let error = run_add(WgpuStream::of(&stream).unwrap(), &large, 1).unwrap_err().to_string();
     assert!(error.starts_with("add failed") && error.contains("at once"), "{error}");
 
@@ -298,7 +298,7 @@ fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
     let free = || device.memory().unwrap().available + persistent();
     let before = free();
     for by in 0..20 {
-        let mut buffer = Buffer::allocate(&dyn_device, 1 << 20).unwrap();
+        let mut buffer = Buffer::uninitialised(&dyn_device, 1 << 20).unwrap();
         stream.upload(&vec![1; 1 << 20], &mut buffer, 0).unwrap();
         run_add(WgpuStream::of(&stream).unwrap(), &buffer, by).unwrap();
         assert_eq!(free(), before - (1 << 20));
@@ -311,7 +311,7 @@ fn dropped_memory_is_free_at_once_and_its_bind_groups_go() {
 fn events_are_complete_when_their_work_is() {
     let device = adapter();
     let (device, stream) = streams(&device);
-    let mut buffer = Buffer::allocate(&device, 1 << 16).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, 1 << 16).unwrap();
     let nothing = stream.record().unwrap();
     assert!(nothing.is_complete());
     stream.upload(&vec![3; 1 << 16], &mut buffer, 0).unwrap();

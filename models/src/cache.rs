@@ -239,7 +239,7 @@ impl KvCache {
             Ok(PagePool::with_prefixes(config, PrefixConfig { remembered, ..PrefixConfig::default() })?)
         };
         let half = |layout: &PagedLayout| -> Result<Tensor> {
-            let buffer = ctx.pool().allocate_apart(layout.bytes(), TAG)?;
+            let buffer = ctx.pool().uninitialised_apart(layout.bytes(), TAG)?;
             Ok(Tensor::new(buffer, layout.stored(), layout.layout()).map_err(sinew_ops::Error::from)?)
         };
         let pages = shape.groups.iter().map(pool).collect::<Result<Vec<_>>>()?;
@@ -329,7 +329,7 @@ impl KvCache {
         // A copy within one buffer is not given to every device.
         let moved = match &mut self.moved {
             Some(moved) => moved,
-            none => none.insert(ctx.pool().allocate_apart(self.shape.largest_block(), TAG)?),
+            none => none.insert(ctx.pool().uninitialised_apart(self.shape.largest_block(), TAG)?),
         };
         let layers = self.layers.iter_mut().zip(&self.shape.layers).filter(|(_, of)| **of == group);
         for half in layers.flat_map(|((keys, values), _)| [keys, values]) {

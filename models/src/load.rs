@@ -121,7 +121,7 @@ impl<'a> Loader<'a> {
             None => self
                 .ctx
                 .pool()
-                .allocate_apart(self.activations, ACTIVATIONS)
+                .uninitialised_apart(self.activations, ACTIVATIONS)
                 .and_then(Arena::in_buffer)
                 .map_err(sinew_ops::Error::from)?,
         };

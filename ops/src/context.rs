@@ -275,7 +275,7 @@ impl Context {
     /// # Errors
     /// Those of [`Context::uninitialised`].
     pub fn uninitialised_tagged(&self, tag: &str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        self.uninitialised_of(dtype, shape, |bytes| self.pool.allocate_tagged(bytes, tag))
+        self.uninitialised_of(dtype, shape, |bytes| self.pool.uninitialised_tagged(bytes, tag))
     }
 
     /// [`Context::uninitialised`] from an arena on the context's device instead of its pool.
@@ -296,7 +296,7 @@ impl Context {
     /// # Errors
     /// An arena without that much room, or a shape that is too large.
     pub fn uninitialised_in(&self, arena: &Arena, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        self.uninitialised_of(dtype, shape, |bytes| arena.allocate(bytes))
+        self.uninitialised_of(dtype, shape, |bytes| arena.uninitialised(bytes))
     }
 
     fn uninitialised_of(

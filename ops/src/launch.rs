@@ -29,7 +29,7 @@ impl Workspace {
         let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if bytes > held.as_ref().map_or(0, Buffer::len) {
             *held = None;
-            let buffer = ctx.pool().allocate_apart(Self::rounded(ctx, bytes), "workspace")?;
+            let buffer = ctx.pool().uninitialised_apart(Self::rounded(ctx, bytes), "workspace")?;
             buffer.record_use(ctx.stream());
             *held = Some(buffer);
         }

@@ -251,7 +251,7 @@ impl Tensor {
         }
         let layout = Layout::contiguous(self.shape())?;
         let bytes = layout.elements() * self.dtype.size();
-        let mut buffer = Buffer::allocate(to.device(), bytes)?;
+        let mut buffer = Buffer::uninitialised(to.device(), bytes)?;
         if here == there && self.layout.is_contiguous() {
             to.wait(&from.record()?)?;
             to.copy(&self.buffer, self.layout.offset() * self.dtype.size(), &mut buffer, 0, bytes)?;

@@ -37,7 +37,7 @@ impl Tensor {
     pub fn zeros(device: &Arc<dyn Device>, dtype: DType, shape: &[usize]) -> Result<Self> {
         let layout = Layout::contiguous(shape)?;
         let bytes = layout.elements() * dtype.size();
-        let mut buffer = Buffer::allocate(device, bytes)?;
+        let mut buffer = Buffer::uninitialised(device, bytes)?;
         if buffer.host_ptr().is_some() {
             buffer.as_mut_slice::<u8>()?.fill(0);
         } else {
@@ -67,7 +67,7 @@ impl Tensor {
             let reason = format!("{dtype} of shape {shape:?} has {expected} bytes; bytes given: {found}");
             return Err(shape_error("tensor", reason));
         }
-        let mut buffer = Buffer::allocate(device, bytes.len())?;
+        let mut buffer = Buffer::uninitialised(device, bytes.len())?;
         fill(&mut buffer, bytes)?;
         Self::new(buffer, dtype, layout)
     }

@@ -206,7 +206,8 @@ impl Problem {
             Tensor::from_slice(device, &lens, &[call.sequences])?,
             Tensor::from_slice(device, &ids, &[call.sequences, per_sequence])?,
         ];
-        let (out, workspace) = (Tensor::zeros(device, fixed.out, inputs[0].shape())?, Buffer::allocate(device, 0)?);
+        let (out, workspace) =
+            (Tensor::zeros(device, fixed.out, inputs[0].shape())?, Buffer::uninitialised(device, 0)?);
         let (device, stream) = (device.clone(), device.clone().stream()?);
         Ok(Self { device, stream, fixed, call, inputs, caches, turn: 0, out, workspace })
     }
@@ -232,7 +233,7 @@ impl Problem {
     fn run(&mut self, row: &Row<Attention>) -> Result<()> {
         let bytes = (row.workspace)(&self.fixed, &self.call, self.device.hardware());
         if self.workspace.len() < bytes {
-            self.workspace = Buffer::allocate(&self.device, bytes)?;
+            self.workspace = Buffer::uninitialised(&self.device, bytes)?;
         }
         let [q, starts, lens, table] = &self.inputs[..] else { unreachable!("four inputs beside the caches") };
         self.turn = (self.turn + 1) % self.caches.len();

@@ -273,7 +273,7 @@ impl Problem {
             a: filled(device, fixed.a, &[call.batch, call.m, fixed.k])?,
             weights: (0..copies).map(|_| filled(device, b_dtype, &shape)).collect::<Result<_>>()?,
             d: Tensor::zeros(device, fixed.out, &[call.batch, call.m, fixed.columns()])?,
-            workspace: Buffer::allocate(device, needed)?,
+            workspace: Buffer::uninitialised(device, needed)?,
         })
     }
 
@@ -321,7 +321,7 @@ fn report(
 /// A tensor of numbers around 1, of many bits: bytes of packed weights as well, whatever their format is.
 fn filled(device: &Arc<dyn Device>, dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let elements: usize = shape.iter().product();
-    let mut buffer = Buffer::allocate(device, elements * dtype.size())?;
+    let mut buffer = Buffer::uninitialised(device, elements * dtype.size())?;
     let mut state = 1u32;
     for bits in buffer.as_mut_slice::<u8>()?.chunks_mut(2) {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -117,7 +117,7 @@ struct OnDevice {
 pub(crate) fn place(stream: &Arc<dyn Stream>, tensor: &Tensor) -> Result<Tensor> {
     let device = stream.device();
     let bytes = tensor.buffer().as_slice::<u8>()?;
-    let mut buffer = Buffer::allocate(device, bytes.len())?;
+    let mut buffer = Buffer::uninitialised(device, bytes.len())?;
     stream.upload(bytes, &mut buffer, 0)?;
     Ok(Tensor::new(buffer, tensor.dtype(), *tensor.layout())?)
 }
@@ -131,7 +131,7 @@ impl OnDevice {
             .collect::<Result<_>>()?;
         let outputs = host.outputs.iter().map(|o| place(stream, &o.tensor)).collect::<Result<_>>()?;
         let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
-        let workspace = (needed > 0).then(|| Buffer::allocate(stream.device(), needed)).transpose()?;
+        let workspace = (needed > 0).then(|| Buffer::uninitialised(stream.device(), needed)).transpose()?;
         Ok(Self { inputs, outputs, workspace })
     }
 

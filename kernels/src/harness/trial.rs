@@ -110,7 +110,7 @@ impl<O: Reference> Trial<O> {
         }
         let outputs = host.outputs.iter().map(|operand| place(stream, &operand.tensor)).collect::<Result<_>>()?;
         let most = rows.iter().map(|row| (row.workspace)(&part, call, hardware)).max().unwrap_or(0);
-        let workspace = (most > 0).then(|| Buffer::allocate(stream.device(), most)).transpose()?;
+        let workspace = (most > 0).then(|| Buffer::uninitialised(stream.device(), most)).transpose()?;
         let (call, stream) = (*call, stream.clone());
         Ok(Self { fixed: part, call, whole, rows, inputs, outputs, workspace, stream, next: 0 })
     }

@@ -179,7 +179,7 @@ fn counts(most: usize) -> Vec<usize> {
 
 fn measure_gpu(device: &Arc<dyn Device>) -> Result<Description> {
     let stream = device.clone().stream()?;
-    let (from, mut to) = (Buffer::allocate(device, 256)?, Buffer::allocate(device, 256)?);
+    let (from, mut to) = (Buffer::uninitialised(device, 256)?, Buffer::uninitialised(device, 256)?);
     let mut copies = Vec::with_capacity(TRIES * TRIES);
     for _ in 0..TRIES * TRIES {
         let start = Instant::now();

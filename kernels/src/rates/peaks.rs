@@ -173,7 +173,7 @@ impl Meter {
 /// What a CPU reads: no more than half of what is free, so that there is room beside a model that just fits.
 pub(super) fn read_span(device: &Arc<dyn Device>) -> Result<Buffer> {
     let bytes = span_bytes(device.memory()?.available, device.hardware().caches.l3);
-    Ok(Buffer::allocate(device, bytes)?)
+    Ok(Buffer::uninitialised(device, bytes)?)
 }
 
 fn span_bytes(available: usize, l3: usize) -> usize {
@@ -221,7 +221,7 @@ pub(super) fn copy_rate(device: &Arc<dyn Device>) -> Result<f64> {
     let room = device.memory()?.available / 4;
     let binding = device.hardware().accelerator.as_ref().map_or(COPY_BYTES, |a| a.max_binding_bytes);
     let bytes = COPY_BYTES.min(room).min(binding) & !255;
-    let (from, mut to) = (Buffer::allocate(device, bytes)?, Buffer::allocate(device, bytes)?);
+    let (from, mut to) = (Buffer::uninitialised(device, bytes)?, Buffer::uninitialised(device, bytes)?);
     let mut best = 0.0f64;
     for _ in 0..TRIES {
         stream.synchronize()?;

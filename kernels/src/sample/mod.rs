@@ -46,7 +46,7 @@ use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 /// let (fixed, call) = (SampleStatic { vocab: 3 }, SampleDynamic { rows: 1 });
 /// let registry = Registry::standard();
 /// let row = registry.table::<Sample>()?.rows()[0];
-/// let mut scratch = sinew_memory::Buffer::allocate(&cpu, (row.workspace)(&fixed, &call, cpu.hardware()))?;
+/// let mut scratch = sinew_memory::Buffer::uninitialised(&cpu, (row.workspace)(&fixed, &call, cpu.hardware()))?;
 /// let inputs = [Some(logits.view()), Some(options.view()), Some(top_k.view())];
 /// let stream = cpu.clone().stream()?;
 /// let operands = Operands { inputs: &inputs, outputs: &[tokens.view_mut()?] };

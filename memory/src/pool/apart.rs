@@ -89,7 +89,7 @@ pub(super) fn remember(shared: &Arc<Shared>) {
 /// use sinew_memory::{Cpu, Pool, PoolConfig, leaks};
 ///
 /// let pool = Pool::new(Cpu::get(), PoolConfig::default());
-/// let buffer = pool.allocate_tagged(1000, "forgotten")?;
+/// let buffer = pool.uninitialised_tagged(1000, "forgotten")?;
 /// drop(pool);
 /// let left = || leaks().iter().any(|report| report.live.iter().any(|usage| usage.tag == "forgotten"));
 /// assert_eq!(left(), cfg!(debug_assertions));

@@ -23,7 +23,7 @@ impl Default for PoolConfig {
 
 impl PoolConfig {
     /// A pool that takes no more than so many bytes, in slabs of no more than a 32nd of them: what is free in a slab
-    /// that is in use cannot become a buffer with [memory of its own](super::Pool::allocate_apart), and is kept small.
+    /// that is in use cannot become a buffer with [memory of its own](super::Pool::uninitialised_apart), and is kept small.
     ///
     /// ```
     /// use sinew_memory::PoolConfig;
@@ -79,7 +79,7 @@ pub struct PoolStats {
     /// Slabs taken from the device.
     pub slabs: usize,
     /// Bytes that the device holds for live buffers that have memory of their own, see
-    /// [`Pool::allocate_apart`](super::Pool::allocate_apart): neither active nor reserved.
+    /// [`Pool::uninitialised_apart`](super::Pool::uninitialised_apart): neither active nor reserved.
     pub apart_bytes: usize,
     /// Bytes given back to the device by trimming, defragmenting or making room.
     pub released_bytes: u64,
@@ -100,7 +100,7 @@ impl PoolStats {
 /// Live buffers of one tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagUsage {
-    /// The tag; `untagged` for [`Pool::allocate`](super::Pool::allocate).
+    /// The tag; `untagged` for [`Pool::uninitialised`](super::Pool::uninitialised).
     pub tag: String,
     /// Live buffers.
     pub buffers: usize,

@@ -132,7 +132,7 @@ impl Stream for WgpuStream {
             return Ok(());
         }
         // Through a buffer of its own, whose bytes are then copied to where words are shared.
-        let mut staged = Buffer::allocate(&self.device, src.len())?;
+        let mut staged = Buffer::uninitialised(&self.device, src.len())?;
         self.upload(src, &mut staged, 0)?;
         self.copy_bytes(&staged, 0, dst, offset, src.len())
     }

@@ -28,7 +28,7 @@ impl KvCache {
         let half = |&group: &usize| -> Result<Buffer> {
             let group = &self.shape.groups[group];
             let bytes = blocks(group).saturating_mul(group.layout.bytes_per_block());
-            Ok(Buffer::allocate(&Cpu::get(), bytes)?)
+            Ok(Buffer::uninitialised(&Cpu::get(), bytes)?)
         };
         let layers = self.shape.layers.iter().map(|group| Ok([half(group)?, half(group)?])).collect::<Result<_>>()?;
         self.host = Some(Host { pages, layers });

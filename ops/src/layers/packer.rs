@@ -74,7 +74,7 @@ pub struct SliceToPack<'a> {
 impl WeightPacker {
     /// Room for matrices of these numbers of rows, all `k` long, stacked, in the format in which the context's device
     /// keeps weights in `encoding`. With `gated` there are two, gate and up. The room is one to be filled before others
-    /// are asked for: see [`Buffer::allocate_to_fill`].
+    /// are asked for: see [`Buffer::uninitialised_to_fill`].
     ///
     /// # Errors
     /// An encoding without a format, a gated weight that is not two matrices of one size, or out of memory.
@@ -115,7 +115,7 @@ impl WeightPacker {
 
     fn of_shape(ctx: &Context, shape: PackedShape, rows: &[usize]) -> Result<Self> {
         // Not of a slab: a weight lives as long as its model, and a size class may be a quarter too large.
-        let buffer = ctx.pool().allocate_apart_to_fill(shape.bytes(), "weights")?;
+        let buffer = ctx.pool().uninitialised_apart_to_fill(shape.bytes(), "weights")?;
         let (rows, staged, packed) = (rows.to_vec(), Vec::new(), AtomicUsize::new(0));
         Ok(Self { buffer, shape, rows, staged, packed, per_channel: false, order: None })
     }

@@ -19,7 +19,7 @@ fn rows() -> Vec<Row<Attention>> {
 
 fn tensor(stream: &Arc<dyn Stream>, dtype: DType, shape: &[usize], values: &[f64]) -> Result<Tensor> {
     let bytes = encode(dtype, values);
-    let mut buffer = Buffer::allocate(stream.device(), bytes.len())?;
+    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len())?;
     stream.upload(&bytes, &mut buffer, 0)?;
     Ok(Tensor::new(buffer, dtype, Layout::contiguous(shape)?)?)
 }
@@ -33,7 +33,7 @@ fn run(
     inputs: &[Option<&Tensor>],
 ) -> Result<Vec<f32>> {
     let bytes = (row.workspace)(fixed, &call, stream.device().hardware());
-    let mut workspace = (bytes > 0).then(|| Buffer::allocate(stream.device(), bytes)).transpose()?;
+    let mut workspace = (bytes > 0).then(|| Buffer::uninitialised(stream.device(), bytes)).transpose()?;
     let shape = [call.tokens, fixed.num_heads, fixed.head_dim];
     let mut o = tensor(stream, DType::F32, &shape, &vec![f64::NAN; shape.iter().product()])?;
     let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.map(Tensor::view)).collect();

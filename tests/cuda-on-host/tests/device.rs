@@ -53,7 +53,7 @@ fn run_of(
     data: &[f32],
 ) -> Result<Vec<f32>> {
     let cuda = CudaStream::of(stream).unwrap();
-    let mut buffer = Buffer::allocate(stream.device(), size_of_val(data))?;
+    let mut buffer = Buffer::uninitialised(stream.device(), size_of_val(data))?;
     stream.upload(&data.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>(), &mut buffer, 0)?;
     let address = CudaStorage::of(&buffer.span().storage).unwrap().address();
     let params =
@@ -73,19 +73,19 @@ fn bytes_come_back_as_they_were_uploaded_however_many_there_are() {
     let pattern = |len: usize, seed: usize| -> Vec<u8> { (0..len).map(|i| ((i + seed) * 31 % 251) as u8).collect() };
     // More than all pieces of the staging ring hold, and sizes around one piece.
     for len in [0, 1, 255, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, (9 << 20) + 5] {
-        let mut buffer = Buffer::allocate(&device, len + 3).unwrap();
+        let mut buffer = Buffer::uninitialised(&device, len + 3).unwrap();
         let mut source = pattern(len, len);
         stream.upload(&source, &mut buffer, 3).unwrap();
         // The source may be reused at once.
         source.fill(0);
-        let mut copy = Buffer::allocate(&device, len).unwrap();
+        let mut copy = Buffer::uninitialised(&device, len).unwrap();
         stream.copy(&buffer, 3, &mut copy, 0, len).unwrap();
         let mut back = vec![0; len];
         stream.download(&copy, 0, &mut back).unwrap();
         assert_eq!(back, pattern(len, len), "{len} bytes");
     }
     // Many small uploads, each from the same place.
-    let mut buffer = Buffer::allocate(&device, 100).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, 100).unwrap();
     for i in 0..100u8 {
         stream.upload(&[i], &mut buffer, usize::from(i)).unwrap();
     }
@@ -98,11 +98,11 @@ fn bytes_come_back_as_they_were_uploaded_however_many_there_are() {
 fn a_range_outside_or_a_buffer_of_another_device_is_refused() {
     let Some(device) = device() else { return };
     let stream = device.clone().stream().unwrap();
-    let mut buffer = Buffer::allocate(&device, 8).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, 8).unwrap();
     assert!(matches!(stream.upload(&[0; 4], &mut buffer, 5), Err(Error::OutOfRange { .. })));
     assert!(matches!(stream.download(&buffer, usize::MAX, &mut [0; 4]), Err(Error::OutOfRange { .. })));
     assert!(matches!(buffer.as_slice::<u8>(), Err(Error::NotHostVisible { .. })));
-    let mut host = Buffer::allocate(&sinew_memory::Cpu::get(), 8).unwrap();
+    let mut host = Buffer::uninitialised(&sinew_memory::Cpu::get(), 8).unwrap();
     let error = stream.upload(&[0; 4], &mut host, 0).unwrap_err().to_string();
     assert!(error.contains("another device"), "{error}");
     let shared = buffer.clone();
@@ -116,7 +116,7 @@ fn memory_that_is_not_there_is_an_error_with_numbers() {
     let info = device.memory().unwrap();
     let Err(Error::OutOfMemory { asked, total, .. }) = device.allocate(info.total + 1) else { panic!("it was given") };
     assert_eq!((asked, total), (info.total + 1, info.total));
-    let held = Buffer::allocate(&device, 1 << 20).unwrap();
+    let held = Buffer::uninitialised(&device, 1 << 20).unwrap();
     assert_eq!(device.memory().unwrap().available, info.available - (1 << 20));
     drop(held);
     assert_eq!(device.memory().unwrap().available, info.available);
@@ -129,11 +129,11 @@ fn pinned_memory_is_reached_by_host_and_kernels_and_pools_hand_it_out() {
     let pinned = CudaDevice::of(&device).unwrap().pinned();
     assert_eq!((pinned.location(), pinned.id()), (Location::Pinned, device.id()));
     let pool = Pool::new(pinned, PoolConfig::default());
-    let mut host = pool.allocate(1024).unwrap();
+    let mut host = pool.uninitialised(1024).unwrap();
     host.as_mut_slice::<u32>().unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = i as u32);
-    let mut there = Buffer::allocate(&device, 1024).unwrap();
+    let mut there = Buffer::uninitialised(&device, 1024).unwrap();
     stream.copy(&host, 0, &mut there, 0, 1024).unwrap();
-    let mut back = pool.allocate(1024).unwrap();
+    let mut back = pool.uninitialised(1024).unwrap();
     stream.copy(&there, 0, &mut back, 0, 1024).unwrap();
     // Looking at it waits for the copy.
     assert_eq!(back.as_slice::<u32>().unwrap(), host.as_slice::<u32>().unwrap());
@@ -145,15 +145,15 @@ fn a_pool_hands_memory_out_again_only_behind_the_work_that_uses_it() {
     let (stream, other) = (device.clone().stream().unwrap(), device.clone().stream().unwrap());
     let pool = Pool::new(device.clone(), PoolConfig::default());
     for round in 0..20u8 {
-        let mut first = pool.allocate(1 << 20).unwrap();
+        let mut first = pool.uninitialised(1 << 20).unwrap();
         stream.upload(&vec![round; 1 << 20], &mut first, 0).unwrap();
         let event = stream.record().unwrap();
-        let mut second = pool.allocate(1 << 20).unwrap();
+        let mut second = pool.uninitialised(1 << 20).unwrap();
         other.wait(&event).unwrap();
         other.copy(&first, 0, &mut second, 0, 1 << 20).unwrap();
         // Given up while the copy may still be waiting.
         drop(first);
-        let mut third = pool.allocate(1 << 20).unwrap();
+        let mut third = pool.uninitialised(1 << 20).unwrap();
         stream.upload(&vec![!round; 1 << 20], &mut third, 0).unwrap();
         let mut back = vec![0; 1 << 20];
         other.download(&second, 0, &mut back).unwrap();
@@ -165,7 +165,7 @@ fn a_pool_hands_memory_out_again_only_behind_the_work_that_uses_it() {
 fn events_are_complete_once_the_stream_has_passed_them() {
     let Some(device) = device() else { return };
     let stream = device.clone().stream().unwrap();
-    let mut buffer = Buffer::allocate(&device, 4 << 20).unwrap();
+    let mut buffer = Buffer::uninitialised(&device, 4 << 20).unwrap();
     stream.upload(&vec![1; 4 << 20], &mut buffer, 0).unwrap();
     let event = stream.record().unwrap();
     event.synchronize().unwrap();

@@ -21,7 +21,7 @@ fn stream() -> Option<Arc<dyn Stream>> {
 fn tensor<T: Element>(stream: &Arc<dyn Stream>, values: &[T], shape: &[usize]) -> Tensor {
     let host = Tensor::from_slice(&Cpu::get(), values, shape).unwrap();
     let bytes = host.buffer().as_slice::<u8>().unwrap();
-    let mut buffer = Buffer::allocate(stream.device(), bytes.len()).unwrap();
+    let mut buffer = Buffer::uninitialised(stream.device(), bytes.len()).unwrap();
     stream.upload(bytes, &mut buffer, 0).unwrap();
     Tensor::new(buffer, host.dtype(), *host.layout()).unwrap()
 }

@@ -33,7 +33,7 @@ fn a_pool_does_not_hand_out_what_queued_work_still_reads() {
     let device = device();
     let pool = Pool::new(device.clone(), PoolConfig::default());
     let (work, other) = (device.clone().stream().unwrap(), device.clone().stream().unwrap());
-    let new = || tensor(pool.allocate(4 * N).unwrap());
+    let new = || tensor(pool.uninitialised(4 * N).unwrap());
     let (mut a, mut b, mut y) = (new(), new(), new());
     a.upload(&*work, &[1.0f32; N]).unwrap();
     b.upload(&*work, &[2.0f32; N]).unwrap();
@@ -65,7 +65,7 @@ fn a_pool_does_not_hand_out_what_queued_work_still_reads() {
 fn buffers_outside_a_pool_live_as_long_as_work_on_them_is_queued() {
     let device = device();
     let stream = device.clone().stream().unwrap();
-    let new = || tensor(Buffer::allocate(&device, 4 * N).unwrap());
+    let new = || tensor(Buffer::uninitialised(&device, 4 * N).unwrap());
     let (mut a, mut b, mut y) = (new(), new(), new());
     let hold = LaggingStream::hold(&stream).unwrap();
     a.upload(&*stream, &[1.0f32; N]).unwrap();
@@ -84,7 +84,7 @@ fn buffers_outside_a_pool_live_as_long_as_work_on_them_is_queued() {
 fn a_stream_waits_for_an_event_of_another() {
     let device = device();
     let (first, second) = (device.clone().stream().unwrap(), device.clone().stream().unwrap());
-    let new = || tensor(Buffer::allocate(&device, 4 * N).unwrap());
+    let new = || tensor(Buffer::uninitialised(&device, 4 * N).unwrap());
     let (mut a, mut y) = (new(), new());
     let hold = LaggingStream::hold(&first).unwrap();
     a.upload(&*first, &[4.0f32; N]).unwrap();
@@ -102,9 +102,9 @@ fn a_stream_waits_for_an_event_of_another() {
 #[test]
 fn a_device_that_is_full_says_so_before_anything_is_enqueued() {
     let device = device();
-    let held = Buffer::allocate(&device, 60 << 20).unwrap();
-    let error = Buffer::allocate(&device, 8 << 20).unwrap_err().to_string();
+    let held = Buffer::uninitialised(&device, 60 << 20).unwrap();
+    let error = Buffer::uninitialised(&device, 8 << 20).unwrap_err().to_string();
     assert!(error.starts_with("out of memory on lagging:0"), "{error}");
     drop(held);
-    Buffer::allocate(&device, 8 << 20).unwrap();
+    Buffer::uninitialised(&device, 8 << 20).unwrap();
 }

@@ -98,7 +98,7 @@ fn tensor(stream: &Arc<dyn Stream>, values: &[f64], shape: &[usize]) -> Tensor {
 
 fn empty(stream: &Arc<dyn Stream>, shape: &[usize]) -> Tensor {
     let layout = Layout::contiguous(shape).unwrap();
-    let buffer = sinew_memory::Buffer::allocate(stream.device(), layout.elements() * 4).unwrap();
+    let buffer = sinew_memory::Buffer::uninitialised(stream.device(), layout.elements() * 4).unwrap();
     Tensor::new(buffer, DType::F32, layout).unwrap()
 }
 
