@@ -76,7 +76,7 @@ impl Logits {
             if interrupted() {
                 return Err(Error::Cancelled);
             }
-            Ok(file.write(rows)?)
+            file.write(rows)
         });
         match written {
             Err(Error::Cancelled) => return Ok(()),
