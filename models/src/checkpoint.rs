@@ -82,7 +82,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::MissingTensor`](crate::Error::MissingTensor) when no prefix leads to one, and those of
+    /// [`Error::MissingTensor`] when no prefix leads to one, and those of
     /// [`has_weight`](Self::has_weight).
     pub fn prefix_of<'p>(&self, name: &str, prefixes: &[&'p str]) -> Result<&'p str> {
         match self.find_prefix(name, prefixes)? {
@@ -124,7 +124,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for the first.
+    /// [`Error::Checkpoint`] for the first.
     pub fn refuse_unread(&self, spare: &[&str]) -> Result<()> {
         let Some(quantization) = self.quantization() else { return Ok(()) };
         let unused: BTreeSet<&str> = self.unused_but(spare).collect();

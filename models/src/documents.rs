@@ -86,7 +86,7 @@ impl Documents {
     /// models of sentence-transformers have it; empty where they are in this folder.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](crate::Error::Checkpoint) for a `modules.json` that names a folder outside.
+    /// [`Error::Checkpoint`] for a `modules.json` that names a folder outside.
     pub(crate) fn transformer(&self) -> Result<String> {
         pooling::transformer_folder(self)
     }

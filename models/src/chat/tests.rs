@@ -25,7 +25,10 @@ fn endless_and_greedy_templates_are_refused() {
     refused("{{ 'a' * 10**9 }}", "bytes");
     refused(&format!("{{{{ {} }}}}", ["(90000000 * 'a')"; 40].join(" ~ ")), "bytes");
     for read in ["n | float", "n | filesizeformat", "' '.join([n]).strip()"] {
-        refused(&format!("{{% set n = '1' * 4000000 %}}{{% for i in range(99999) %}}{{% set x = {read} %}}{{% endfor %}}"), "");
+        refused(
+            &format!("{{% set n = '1' * 4000000 %}}{{% for i in range(99999) %}}{{% set x = {read} %}}{{% endfor %}}"),
+            "",
+        );
     }
     refused("{% for x in range(10**9) %}{% endfor %}", "too many");
     refused("{{ [0] * 10**8 }}", "MiB");

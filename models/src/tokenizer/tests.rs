@@ -121,7 +121,8 @@ fn legacy_added_tokens_are_whole_tokens() {
     let added = json!({"<q>": 2, "<|im_end|>": 3});
     let config = json!({"eos_token": "<|im_end|>"});
     let read = |config: Value| {
-        let files = [("tokenizer.json", file.clone()), ("added_tokens.json", added.clone()), ("tokenizer_config.json", config)];
+        let files =
+            [("tokenizer.json", file.clone()), ("added_tokens.json", added.clone()), ("tokenizer_config.json", config)];
         Tokenizer::read(&Documents::new(folder_of(&files).path())).expect("valid").expect("there")
     };
     let tokenizer = read(config.clone());
