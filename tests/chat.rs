@@ -168,7 +168,7 @@ fn the_checkpoints_generation_config_holds_until_an_option_says_otherwise() {
     }
     config(r#"{"repetition_penalty": 0, "max_new_tokens": 20}"#);
     refused(&sinew("generate", path, &["--prompt", "Hello"], ""), &["generation_config.json", "`repetition_penalty`"]);
-    config(r#"{"top_p": "most"}"#);
+    config(r#"{"do_sample": true, "top_p": "most"}"#);
     let output = sinew("generate", path, &["--prompt", "Hello"], "");
     refused(&output, &["generation_config.json", "`top_p`", "\"most\""]);
     refused(&sinew("chat", path, &[], "Hello\n"), &["generation_config.json", "`top_p`"]);

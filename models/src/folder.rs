@@ -227,9 +227,9 @@ mod tests {
         assert_eq!(folder.generation_config().expect("known").top_k, Some(7));
 
         // What is wrong for who generates is not for who does not.
-        std::fs::write(path, r#"{"eos_token_id": 43, "top_p": "most"}"#).expect("written");
+        std::fs::write(path, r#"{"eos_token_id": 43, "stop_strings": 7}"#).expect("written");
         let folder = Folder::new(files.path());
         assert!(ends(&folder).contains(&43));
-        assert!(folder.generation_config().expect_err("a text").one_line().contains("`top_p`"));
+        assert!(folder.generation_config().expect_err("a number").one_line().contains("`stop_strings`"));
     }
 }
