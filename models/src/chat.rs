@@ -217,8 +217,11 @@ fn add_special_tokens(tokens: &mut Map<String, Value>, fields: &Fields<'_>) -> R
         };
     }
     for named in ["extra_special_tokens", "model_specific_special_tokens"] {
-        // A list has tokens without names.
+        // A list has tokens without names. The second object counts only if no other token has a name of its own.
         let Some(Value::Object(extra)) = fields.get(named) else { continue };
+        if named == "model_specific_special_tokens" && tokens.keys().any(|name| !NAMES.contains(&name.as_str())) {
+            continue;
+        }
         for (name, value) in extra {
             tokens.insert(name.clone(), content(value).ok_or_else(|| wrong(name, value))?.into());
         }

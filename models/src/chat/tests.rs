@@ -249,7 +249,9 @@ fn special_tokens_are_found_as_transformers_does() {
     let extra =
         r#"{"image_token": "<top>", "bos_token": "<b>", "extra_special_tokens": {"image_token": "<i>", "x": "<x>"}}"#;
     assert_eq!(rendered(extra, ""), "<b>||<i>|<x>|");
-    assert_eq!(rendered(r#"{"model_specific_special_tokens": {"image_token": "<i>"}}"#, ""), "||<i>||");
+    let own = r#""model_specific_special_tokens": {"image_token": "<i>"}"#;
+    assert_eq!(rendered(&format!("{{{own}}}"), ""), "||<i>||");
+    assert_eq!(rendered(&format!(r#"{{{own}, "x_token": "<a>"}}"#), ""), "||||");
     assert_eq!(rendered("{}", r#"{"extra_special_tokens": {"x": "<x>"}}"#), "|||<x>|");
     let lists = r#"{"extra_special_tokens": ["<i>"], "additional_special_tokens": ["<j>"]}"#;
     assert_eq!(rendered(lists, ""), "||||");

@@ -299,6 +299,32 @@ pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'
     Ok(CLASSES.iter().find(|class| class.names.contains(&name)))
 }
 
+/// Warns about a class that transformers 5 builds anew and that [`CLASSES`] does not describe.
+pub(super) fn warn_if_built_anew(name: Option<&str>) {
+    const BUILT_ANEW: [&str; 16] = [
+        "ConvBertTokenizer",
+        "DPRContextEncoderTokenizer",
+        "DPRQuestionEncoderTokenizer",
+        "FunnelTokenizer",
+        "LukeTokenizer",
+        "MBartTokenizer",
+        "MLukeTokenizer",
+        "NllbTokenizer",
+        "NougatTokenizer",
+        "PegasusTokenizer",
+        "RemBertTokenizer",
+        "SplinterTokenizer",
+        "T5Tokenizer",
+        "WhisperTokenizer",
+        "XGLMTokenizer",
+        "XLNetTokenizer",
+    ];
+    let name = name.map(|name| name.strip_suffix("Fast").unwrap_or(name));
+    if let Some(name) = name.filter(|name| BUILT_ANEW.contains(name)) {
+        tracing::warn!("transformers 5 builds {name} anew: ids may differ, as Sinew follows tokenizer.json");
+    }
+}
+
 /// Maps the name of each part of a `tokenizer.json` to the kinds of its steps.
 pub(super) type Kinds = HashMap<String, Vec<String>>;
 

@@ -11,6 +11,8 @@ use crate::json::{Fields, brief};
 
 const ADDED: &str = "added_tokens_decoder";
 const EXTRA: &str = "extra_special_tokens";
+/// Named tokens of one model, as transformers 5 writes them.
+const MODEL_SPECIFIC: &str = "model_specific_special_tokens";
 /// [`EXTRA`] had this name before transformers 5.
 const ADDITIONAL: &str = "additional_special_tokens";
 /// transformers gives new ids to the tokens of these attributes in this order.
@@ -51,6 +53,9 @@ impl Declared {
             }
         };
         let class = class::of(&config, documents)?.map(|class| class.settings(&config)).transpose()?;
+        if class.is_none() {
+            class::warn_if_built_anew(config.text("tokenizer_class")?);
+        }
         // A tokenizer with `added_tokens_decoder` repeats the map in `tokenizer_config.json`, so the file is skipped.
         let map = FileName::SpecialTokensMap;
         let map = match config.mentions(ADDED) {
@@ -179,6 +184,10 @@ impl Special {
             Some(_) => true,
         };
         special.extend(config, EXTRA)?;
+        // transformers 5 reads these only if no other token has a name of its own.
+        if special.named.iter().all(|(name, _)| ATTRIBUTES.contains(&name.as_str())) {
+            special.extend(config, MODEL_SPECIFIC)?;
+        }
         if !listed {
             special.extend(config, ADDITIONAL)?;
         }

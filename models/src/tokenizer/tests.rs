@@ -128,6 +128,11 @@ fn legacy_added_tokens_are_whole_tokens() {
     let tokenizer = read(config.clone());
     assert_eq!(tokenizer.encode("a<q>b<|im_end|>", false).expect("encoded"), [0, 2, 1, 3]);
     assert_eq!([2, 3].map(|id| tokenizer.is_special(id)), [false, true]);
+    // Named tokens of the model are special; they count alone.
+    let own = json!({"foo_token": "<z>"});
+    let found = |config: Value| read(config).token_to_id("<z>");
+    assert_eq!(found(json!({"model_specific_special_tokens": own})), Some(4));
+    assert_eq!(found(json!({"model_specific_special_tokens": own, "x_token": "<a>"})), None);
     // A config with `added_tokens_decoder` takes the place of the file.
     assert_eq!(read(json!({"added_tokens_decoder": {}})).token_to_id("<q>"), None);
 }
