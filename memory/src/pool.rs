@@ -110,7 +110,7 @@ impl Pool {
     /// [`Pool::uninitialised`], counted under `tag` in [`Pool::report`] and in errors.
     ///
     /// # Errors
-    /// Those of [`Pool::uninitialised`].
+    /// The errors of [`Pool::uninitialised`].
     pub fn uninitialised_tagged(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate(bytes, tag)
     }
@@ -120,7 +120,7 @@ impl Pool {
     /// pool's limit, as much as the [device holds](Device::held_bytes) for it.
     ///
     /// # Errors
-    /// Those of [`Pool::uninitialised`].
+    /// The errors of [`Pool::uninitialised`].
     pub fn uninitialised_apart(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate_apart(bytes, tag, |device| device.allocate(bytes))
     }
@@ -128,7 +128,7 @@ impl Pool {
     /// [`Pool::uninitialised_apart`] for what is filled at once: see [`Device::allocate_to_fill`].
     ///
     /// # Errors
-    /// Those of [`Pool::uninitialised`].
+    /// The errors of [`Pool::uninitialised`].
     pub fn uninitialised_apart_to_fill(&self, bytes: usize, tag: &str) -> Result<Buffer> {
         self.shared.allocate_apart(bytes, tag, |device| device.allocate_to_fill(bytes))
     }

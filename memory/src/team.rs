@@ -121,11 +121,11 @@ impl fmt::Debug for Team {
 thread_local! {
     /// Whether this thread is running a task: a fork inside it would wait for its own thread.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Whether this thread has a stack of [`STACK_BYTES`].
+    /// Set on threads with a stack of [`STACK_BYTES`].
     static DEEP_STACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether tasks need a stack of [`STACK_BYTES`]; see [`Team::use_deep_stacks`].
+/// Set once tasks need a stack of [`STACK_BYTES`]; see [`Team::use_deep_stacks`].
 static DEEP_TASKS: AtomicBool = AtomicBool::new(false);
 
 /// The stack of the team's threads. Kernels compiled without optimisation overflow 4 MiB and fit in 8; pages that nothing

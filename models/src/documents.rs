@@ -51,7 +51,7 @@ file_names! {
 }
 
 impl FileName {
-    /// Whether sentence-transformers keeps the file in the model's folder where the transformer has one of its own.
+    /// Tells if sentence-transformers keeps the file in the model's folder, even if the transformer has its own.
     fn is_of_all_modules(self) -> bool {
         matches!(self, Self::Modules | Self::SentenceTransformersConfig)
     }
@@ -101,7 +101,7 @@ impl Documents {
     /// The name of a file in the model's folder, `/` between the parts.
     ///
     /// # Errors
-    /// Those of [`transformer`](Self::transformer).
+    /// The errors of [`transformer`](Self::transformer).
     pub(crate) fn name_of(&self, file: FileName) -> Result<String> {
         let folder = if file.is_of_all_modules() { String::new() } else { self.transformer()? };
         Ok(if folder.is_empty() { file.as_str().to_owned() } else { format!("{folder}/{}", file.as_str()) })
@@ -110,7 +110,7 @@ impl Documents {
     /// Where a file is, or would be.
     ///
     /// # Errors
-    /// Those of [`transformer`](Self::transformer).
+    /// The errors of [`transformer`](Self::transformer).
     pub(crate) fn path_of(&self, file: FileName) -> Result<PathBuf> {
         Ok(self.path.join(self.name_of(file)?))
     }

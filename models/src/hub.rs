@@ -271,7 +271,7 @@ impl Snapshot {
         there(CONFIG) && (there(SINGLE) || has_shards())
     }
 
-    /// Whether each small file that is read is there, or known to be missing.
+    /// Tells if each small file that is read is there, or known to be missing.
     fn is_complete(&self) -> bool {
         let is_missing = |name: &str| self.missing.join(name).exists();
         let known = |name: &str| self.folder.join(name).is_file() || is_missing(name);
