@@ -223,7 +223,7 @@ fn stop_texts_are_searched_with_special_tokens() {
     let stopped = answer(&["--stop", special]);
     assert_eq!(stopped["tokens"], json!([358, 968, 148, 812]));
     assert_eq!((stopped["text"].as_str(), &stopped["finish_reason"]), (Some(&*before), &json!("stop")));
-    // What stands together only in what is shown is no stop text.
+    // A stop text must not match across a token that is not shown.
     let joined = [before.chars().next_back().expect("text"), behind.chars().next().expect("text")];
     assert_eq!(answer(&["--stop", &joined.iter().collect::<String>()])["tokens"], whole["tokens"]);
     // An end token that is the stop text, and the checkpoint's own stop texts.
@@ -629,7 +629,7 @@ fn a_blank_group_index_is_told_once() {
         with_field(folder.path(), "quantization_config", &section);
         with_tensors(folder.path(), |tensors| {
             for (name, (_, shape, bytes)) in tensors.iter_mut() {
-                // As many scales as before, each four times.
+                // The number of scales stays, each repeated four times.
                 if [".scales", ".qzeros"].iter().any(|end| name.ends_with(end)) {
                     let line = bytes.len() / shape[0];
                     *bytes = bytes.chunks(line).flat_map(|line| line.repeat(4)).collect();

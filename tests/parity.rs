@@ -137,7 +137,7 @@ fn quantized_weights_stay_quantized() {
     assert!(places > 60, "{places} products");
 }
 
-/// Whether a kernel multiplies quantized blocks with activations that are not int8: CPUs without fast bf16 dot products take
+/// Tells if a kernel multiplies quantized blocks with activations other than int8. CPUs without fast bf16 dot products take
 /// them as int16.
 fn reads_blocks(kernel: &str) -> bool {
     kernel.ends_with(".blocks") || kernel.ends_with(".int16")

@@ -87,7 +87,7 @@ impl Tokenizer {
 
     /// The tokenizer of texts in lower case. Added tokens that stand in a text as they are stay what they are.
     ///
-    /// As sentence-transformers does it, a step before all others turns each character alone: `Σ` becomes `σ` at the end of
+    /// A step before all others turns each character alone, like in sentence-transformers: `Σ` becomes `σ` at the end of
     /// a word, too.
     pub(crate) fn in_lower_case(&self) -> Self {
         let mut lower = self.clone();

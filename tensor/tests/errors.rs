@@ -18,7 +18,7 @@ fn assert_one_line(error: &Error) -> String {
     }
     assert!(!text.contains(char::is_control), "{text:?}");
     assert!(text.chars().count() <= MOST, "{} characters: {text}", text.chars().count());
-    // What `main` prints of an error that it returns.
+    // `main` prints this form of an error that it returns.
     assert!(!format!("{error:?}").contains(char::is_control), "{error:?}");
     text
 }

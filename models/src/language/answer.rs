@@ -71,7 +71,7 @@ impl LanguageModel {
     /// and often empty, and may end the answer. It is called between the chunks of the prompt, too, with no text.
     ///
     /// # Errors
-    /// Those of [`LanguageModel::prefill`] and [`GenerateOptions::for_prompt`], or sampling parameters that make no sense.
+    /// The errors of [`LanguageModel::prefill`] and [`GenerateOptions::for_prompt`], or sampling parameters that make no sense.
     pub fn generate(
         &mut self,
         prompt: &[u32],

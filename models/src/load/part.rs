@@ -90,7 +90,7 @@ impl Part {
         Self { rows: 0..self.of, step: 1, alternating: None, ..self.clone() }
     }
 
-    /// Whether it is one matrix of several in a tensor.
+    /// Tells if this is one matrix of several in a tensor.
     pub(crate) fn is_stacked(&self) -> bool {
         self.stacked.is_some()
     }

@@ -82,7 +82,7 @@ fn classes_of_other_code_are_refused_by_name() {
         let name = name.strip_prefix("sentence_transformers.base.modules.").unwrap_or(name);
         assert!(line.starts_with(&format!("the module `{name}` in modules.json is not supported")), "{class}: {line}");
     }
-    // What versions up to 6.2 save, and what else they import.
+    // Versions up to 6.2 save or import these names.
     for (at, class) in [
         (0, "models.Transformer.Transformer"),
         (0, "base.modules.transformer.Transformer"),

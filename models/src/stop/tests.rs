@@ -209,7 +209,7 @@ fn a_special_token_may_be_a_stop_string() {
     let ids = [letters("ab"), vec![END], letters("cd")].concat();
     assert_eq!(stream_of(&["</s>"], &ids), ("ab".to_owned(), Some(0), 3));
     assert_eq!(stream_of(&["<s>"], &ids), ("abcd".to_owned(), None, 5));
-    // Of several the first that is complete.
+    // The first stop text to be complete wins.
     assert_eq!(stream_of(&["d", "</s>", "c"], &ids), ("ab".to_owned(), Some(1), 3));
     assert_eq!(stream_of(&["b</s>c", "x"], &ids), ("a".to_owned(), Some(0), 4));
     assert_eq!(stream_of(&["b</", "</s>"], &ids), ("a".to_owned(), Some(0), 3));

@@ -139,7 +139,7 @@ fn a_mask_means_by_its_rank_what_pytorch_reads() {
 #[test]
 fn a_padding_mask_for_each_sequence_hides_its_keys() {
     let ctx = Context::cpu().unwrap();
-    // As many sequences as tokens and as heads.
+    // The batch equals the number of tokens and of heads.
     let [q, k] = [1, 2].map(|seed| random(&ctx, DType::F32, &[3, 3, 3, 8], Lay::Contiguous, seed));
     let lengths = [1, 3, 2];
     let real = operand(&ctx, DType::F32, &[3, 3], Lay::Contiguous, |i| f64::from(u8::from(i % 3 < lengths[i / 3])));
@@ -157,7 +157,7 @@ fn a_padding_mask_for_each_sequence_hides_its_keys() {
 #[test]
 fn a_mask_that_may_be_of_a_batch_is_not_guessed() {
     let ctx = Context::cpu().unwrap();
-    // As many sequences as tokens and as heads.
+    // The batch equals the number of tokens and of heads.
     let q = random(&ctx, DType::F32, &[2, 2, 2, 8], Lay::Contiguous, 1);
     let k = random(&ctx, DType::F32, &[2, 5, 2, 8], Lay::Contiguous, 2);
     for (shape, ways) in [

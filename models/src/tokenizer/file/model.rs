@@ -52,7 +52,7 @@ impl Model<'_> {
         self.options.get("max_input_chars_per_word").and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Whether the vocabulary has a token.
+    /// Tells if the vocabulary has a token.
     pub fn contains(&self, token: &str) -> bool {
         match &self.vocab {
             None => false,
