@@ -1,6 +1,7 @@
 //! Every row of every table against its f64 reference, at every SIMD level that this machine has.
 //!
-//! `cargo test --test accuracy -- --nocapture` prints the table; `SINEW_DEPTH=full` walks all cases, at the highest level,
+//! `cargo test --test accuracy -- --nocapture` prints the table, with a hash of all bytes that a row wrote: a change that
+//! keeps every bit keeps every hash; `SINEW_DEPTH=full` walks all cases, at the highest level,
 //! which all rows run at.
 
 use std::collections::BTreeMap;
@@ -24,8 +25,8 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
     let registry = Registry::standard();
     let mut failures = Vec::new();
     println!(
-        "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>9}",
-        "level", "operator", "row", "arithmetic", "cases", "elements", "equal", "of bound"
+        "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>9} {:>16}",
+        "level", "operator", "row", "arithmetic", "cases", "elements", "equal", "of bound", "hash"
     );
     // Rows that some level ran, with how often each was compared with another of its arithmetic.
     let mut ran: BTreeMap<&str, ([&str; 2], usize)> = BTreeMap::new();
@@ -41,7 +42,7 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
                 let family = [report.operator, report.arithmetic];
                 ran.entry(report.row).or_insert((family, 0)).1 += report.compared;
                 println!(
-                    "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>8.1}%",
+                    "{:<12} {:<12} {:<28} {:<24} {:>6} {:>9} {:>6} {:>8.1}% {:016x}",
                     level.to_string(),
                     report.operator,
                     report.row,
@@ -49,7 +50,8 @@ fn every_row_is_within_its_bound_at_every_simd_level() {
                     report.cases,
                     report.elements,
                     report.compared,
-                    100.0 * report.worst
+                    100.0 * report.worst,
+                    report.hash
                 );
                 assert!(report.elements > 0, "{} compared nothing in {} cases", report.row, report.cases);
                 failures.extend(report.failures.into_iter().map(|line| format!("{level} {}: {line}", report.row)));

@@ -1,5 +1,6 @@
 //! The accuracy harness: every row against its operator's f64 reference, and against the other rows of its arithmetic.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
@@ -28,6 +29,9 @@ pub struct RowReport {
     pub compared: usize,
     /// The largest share of the allowed error that any element used.
     pub worst: f64,
+    /// A hash of all bytes that the row wrote, over its cases in order: two builds that print the same one agree to the
+    /// bit.
+    pub hash: u64,
     /// What was wrong, one line each; the first few.
     pub failures: Vec<String>,
     /// What the hardware lacks, where that is why the row took no case.
@@ -45,6 +49,7 @@ impl RowReport {
             elements: 0,
             compared: 0,
             worst: 0.0,
+            hash: 0,
             failures: Vec::new(),
             lacks: None,
         }
@@ -300,6 +305,7 @@ fn verify_case<O: Reference>(
                 continue;
             }
         };
+        report.hash = hash_of(report.hash, &bytes);
         let alike = given.iter().find(|given| !row.arithmetic.foreign && given.arithmetic == row.arithmetic);
         if let Some(alike) = alike {
             report.compared += 1;
@@ -324,6 +330,13 @@ fn verify_case<O: Reference>(
         }
         of_case.failures.into_iter().for_each(|line| fail(report, line));
     }
+}
+
+/// The hash of what a row wrote in the cases before and in this one.
+fn hash_of(before: u64, bytes: &[Vec<u8>]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (before, bytes).hash(&mut hasher);
+    hasher.finish()
 }
 
 fn fail(report: &mut RowReport, line: String) {

@@ -21,20 +21,20 @@ pub fn check<'a>(
 ) -> io::Result<Failed> {
     writeln!(
         out,
-        "{:<12} {:<30} {:>6} {:>9} {:>6} {:>9}",
-        "operator", "row", "cases", "elements", "equal", "of bound"
+        "{:<12} {:<30} {:>6} {:>9} {:>6} {:>9} {:>16}",
+        "operator", "row", "cases", "elements", "equal", "of bound", "hash"
     )?;
     let mut failed = Failed::default();
     for report in tables.flat_map(|table| table.verify(device, depth)) {
         let wrong = report.fails();
-        let RowReport { operator, row, cases, elements, compared, worst, failures, lacks, .. } = report;
+        let RowReport { operator, row, cases, elements, compared, worst, hash, failures, lacks, .. } = report;
         let remark = match lacks {
             _ if wrong => "  FAILED".to_owned(),
             Some(lacks) => format!("  not here: {lacks}"),
             None => String::new(),
         };
         let worst = 100.0 * worst;
-        writeln!(out, "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {worst:>8.1}%{remark}")?;
+        writeln!(out, "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {worst:>8.1}% {hash:016x}{remark}")?;
         failures.iter().try_for_each(|failure| writeln!(out, "    {failure}"))?;
         failed.of += 1;
         if wrong {
