@@ -196,7 +196,7 @@ impl Context {
         let table = self.registry().named(O::NAME).ok_or_else(|| refuse(O::NAME, "it is not in the registry"))?;
         let mut trial = table.trial(&(fixed.clone(), *call), self.stream())?;
         let Turns { times, failed, .. } =
-            take_turns(&mut *trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
+            take_turns(&mut trial, &rows, Instant::now() + TRIALS, Budget::default().runs);
         let seconds = |of: &str| times.iter().find(|(row, _)| *row == of).map(|(_, seconds)| *seconds);
         let chosen = explanation.choice().and_then(|choice| seconds(choice.row));
         let faster = |row: &str| {

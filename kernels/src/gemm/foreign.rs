@@ -1,6 +1,8 @@
 //! The `gemm` crate as a row, in f32: subnormal f16 results it cuts off where it should round them, and others it
 //! rounds once for each block of K. Its bits depend on the shape, so it is chosen only where that is allowed.
 
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 use sinew_memory::DeviceKind;
 use sinew_tensor::{DType, View};
 
@@ -46,8 +48,8 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
     let (alpha, beta) = (fixed.epilogue.alpha, fixed.epilogue.beta);
     // As many tasks as the team has threads; the threads are Rayon's own, which the crate forks on.
     let parallelism = match launch.team()?.threads() {
-        1 => gemm::Parallelism::None,
-        threads => gemm::Parallelism::Rayon(threads),
+        1 => Parallelism::None,
+        threads => Parallelism::Rayon(threads),
     };
     let at = |view: &View<'_>| view.host_ptr().map(|p| p as usize);
     let (a_ptr, b_ptr, d_ptr) = (at(a)?, at(b)?, at(d)?);
@@ -61,13 +63,14 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
     if call.m == 0 || fixed.n == 0 {
         return Ok(());
     }
+    let multiply = get_gemm_fn();
     for i in 0..call.batch {
         let d = (d_ptr + i * d_batch) as *mut f32;
         let (a, b) = ((a_ptr + i * a_batch) as *const f32, (b_ptr + i * b_batch) as *const f32);
         // SAFETY: `check` vouches for the shapes, and `admit` for f32 of all three. The crate scales what it reads of D by
         // its `alpha`, and the product by its `beta`.
         unsafe {
-            gemm::gemm(
+            multiply(
                 call.m,
                 fixed.n,
                 fixed.k,

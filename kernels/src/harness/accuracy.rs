@@ -10,7 +10,8 @@ use sinew_tensor::{Tensor, View, ViewMut};
 
 use crate::Result;
 use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, decode};
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, Work};
+use crate::harness::suite::{AnySuite, Suite};
+use crate::operator::{Arithmetic, Launch, Operands, Row, Work};
 
 /// What the harness found for one row.
 #[derive(Clone, Debug)]
@@ -40,11 +41,11 @@ pub struct RowReport {
 
 impl RowReport {
     /// Of a row that has run no case.
-    fn empty<O: Operator>(row: &Row<O>) -> Self {
+    fn empty(operator: &'static str, (row, arithmetic): (&'static str, Arithmetic)) -> Self {
         Self {
-            operator: O::NAME,
-            row: row.name,
-            arithmetic: row.arithmetic.name,
+            operator,
+            row,
+            arithmetic: arithmetic.name,
             cases: 0,
             elements: 0,
             compared: 0,
@@ -83,15 +84,21 @@ impl Run {
     /// # Errors
     /// Operands that cannot be made.
     pub fn new<O: Reference>(row: &Row<O>, case: &Case<O>, stream: &Arc<dyn Stream>) -> Result<Self> {
-        let mut placed = OnDevice::new(row, case, &O::operands(case)?, stream)?;
-        let (row, case, on) = (*row, case.clone(), stream.clone());
+        Self::of(Arc::new(Suite { rows: vec![*row], cases: vec![case.clone()] }), 0, 0, stream)
+    }
+
+    fn of(suite: Arc<dyn AnySuite>, row: usize, case: usize, stream: &Arc<dyn Stream>) -> Result<Self> {
+        let mut placed = OnDevice::new(&*suite, row, case, &suite.operands(case)?, stream)?;
         Ok(Self {
-            operator: O::NAME,
-            row: row.name,
-            case: case.to_string(),
-            work: O::work(&case.fixed, &case.call),
+            operator: suite.operator(),
+            row: suite.rows()[row].0,
+            case: suite.text(case),
+            work: suite.work(case),
             stream: stream.clone(),
-            enqueue: Box::new(move || placed.enqueue(&row, &case, &on)),
+            enqueue: {
+                let on = stream.clone();
+                Box::new(move || placed.enqueue(&*suite, row, case, &on))
+            },
         })
     }
 
@@ -128,24 +135,30 @@ pub(crate) fn place(stream: &Arc<dyn Stream>, tensor: &Tensor) -> Result<Tensor>
 }
 
 impl OnDevice {
-    fn new<O: Operator>(row: &Row<O>, case: &Case<O>, host: &HostOperands, stream: &Arc<dyn Stream>) -> Result<Self> {
+    fn new(
+        suite: &dyn AnySuite,
+        row: usize,
+        case: usize,
+        host: &HostOperands,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<Self> {
         let inputs = host
             .inputs
             .iter()
             .map(|o| o.as_ref().map(|o| place(stream, &o.tensor)).transpose())
             .collect::<Result<_>>()?;
         let outputs = host.outputs.iter().map(|o| place(stream, &o.tensor)).collect::<Result<_>>()?;
-        let needed = (row.workspace)(&case.fixed, &case.call, stream.device().hardware());
+        let needed = suite.workspace(row, case, stream.device().hardware());
         let workspace = (needed > 0).then(|| Buffer::uninitialised(stream.device(), needed)).transpose()?;
         Ok(Self { inputs, outputs, workspace })
     }
 
-    fn enqueue<O: Operator>(&mut self, row: &Row<O>, case: &Case<O>, stream: &Arc<dyn Stream>) -> Result<()> {
+    fn enqueue(&mut self, suite: &dyn AnySuite, row: usize, case: usize, stream: &Arc<dyn Stream>) -> Result<()> {
         let inputs: Vec<Option<View<'_>>> = self.inputs.iter().map(|t| t.as_ref().map(Tensor::view)).collect();
         let outputs: Vec<ViewMut<'_>> =
             self.outputs.iter_mut().map(Tensor::view_mut).collect::<Result<_, sinew_tensor::Error>>()?;
         let launch = Launch::new(stream, self.workspace.as_mut())?;
-        row.launch(&launch, &case.fixed, &case.call, Operands { inputs: &inputs, outputs: &outputs })
+        suite.launch(row, case, &launch, Operands { inputs: &inputs, outputs: &outputs })
     }
 
     /// All bytes of each output's buffer.
@@ -163,8 +176,8 @@ impl OnDevice {
 
 /// Checks each of these rows that runs on `device`. See [`crate::AnyTable::verify`].
 pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
-    let rows: Vec<&Row<O>> = rows.iter().filter(|row| row.device == device.id().kind).collect();
-    verify_cases(&rows, device, O::cases(depth))
+    let rows = rows.iter().filter(|row| row.device == device.id().kind).copied().collect();
+    verify_suite(&Suite { rows, cases: O::cases(depth) }, device)
 }
 
 /// Devices on which every row has passed the harness: the kind, and how the device's name begins. The run is kept under
@@ -185,7 +198,7 @@ pub(crate) fn self_check<O: Reference>(row: &Row<O>, device: &Arc<dyn Device>) -
     let mut cases: Vec<Case<O>> = O::cases(Depth::Quick).into_iter().filter(admitted).collect();
     let step = cases.len().div_ceil(SELF_CHECK_CASES).max(1);
     cases = cases.into_iter().step_by(step).collect();
-    outcome(row, verify_cases(&[row], device, cases))
+    outcome(&Suite { rows: vec![*row], cases }, device)
 }
 
 /// Bytes of a problem's operands up to which it is checked as it is: making and uploading operands of a model's size
@@ -206,37 +219,41 @@ pub(crate) fn check_problem<O: Reference>(
         return Ok(());
     }
     let case = Case { fixed, call, lay: Lay::Contiguous, values: Values::Normal, seed: 0 };
-    outcome(row, verify_cases(&[row], device, vec![case]))
+    outcome(&Suite { rows: vec![*row], cases: vec![case] }, device)
 }
 
-fn outcome<O: Operator>(row: &Row<O>, reports: Vec<RowReport>) -> std::result::Result<(), String> {
-    match reports.into_iter().next() {
+/// What is wrong with the first row of a suite.
+fn outcome(suite: &dyn AnySuite, device: &Arc<dyn Device>) -> std::result::Result<(), String> {
+    match verify_suite(suite, device).into_iter().next() {
         Some(RowReport { failures, .. }) if !failures.is_empty() => Err(failures[0].clone()),
         Some(RowReport { cases: 1.., .. }) => Ok(()),
-        _ => Err(format!("no case of {} is one that {} takes", O::NAME, row.name)),
+        Some(RowReport { row, operator, .. }) => Err(format!("no case of {operator} is one that {row} takes")),
+        None => Err(format!("{} has no row to check", suite.operator())),
     }
 }
 
-/// Runs a case with a row, whether it takes it or not: a refusal is a failure.
-pub(crate) fn try_case<O: Reference>(row: &Row<O>, case: &Case<O>, device: &Arc<dyn Device>) -> RowReport {
-    let mut report = RowReport::empty(row);
-    let launch = || -> Result<()> {
-        let stream = device.clone().stream()?;
-        let mut placed = OnDevice::new(row, case, &O::operands(case)?, &stream)?;
-        placed.enqueue(row, case, &stream)?;
-        Ok(stream.synchronize()?)
-    };
-    if (row.admits)(&case.fixed, device.hardware()).is_ok() {
-        return verify_cases(&[row], device, vec![case.clone()]).pop().unwrap_or(report);
+/// Runs a case with each row of those that run on `device`, also where a row refuses it: a refusal is a failure.
+pub(crate) fn try_case(suite: &dyn AnySuite, device: &Arc<dyn Device>) -> Vec<RowReport> {
+    let mut reports = verify_suite(suite, device);
+    for (row, report) in reports.iter_mut().enumerate().filter(|(_, report)| report.cases == 0) {
+        report.lacks = None;
+        let launch = || -> Result<()> {
+            let stream = device.clone().stream()?;
+            let mut placed = OnDevice::new(suite, row, 0, &suite.operands(0)?, &stream)?;
+            placed.enqueue(suite, row, 0, &stream)?;
+            Ok(stream.synchronize()?)
+        };
+        if let Err(error) = launch() {
+            fail(report, error.to_string());
+        }
     }
-    if let Err(error) = launch() {
-        fail(&mut report, error.to_string());
-    }
-    report
+    reports
 }
 
-fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases: Vec<Case<O>>) -> Vec<RowReport> {
-    let mut reports: Vec<RowReport> = rows.iter().map(|row| RowReport::empty(row)).collect();
+/// Runs every case with every row that takes it.
+fn verify_suite(suite: &dyn AnySuite, device: &Arc<dyn Device>) -> Vec<RowReport> {
+    let mut reports: Vec<RowReport> =
+        suite.rows().into_iter().map(|row| RowReport::empty(suite.operator(), row)).collect();
     let stream = match device.clone().stream() {
         Ok(stream) => stream,
         Err(error) => {
@@ -248,17 +265,19 @@ fn verify_cases<O: Reference>(rows: &[&Row<O>], device: &Arc<dyn Device>, cases:
         // Operands are made while rows run on those before: that takes a third of the time.
         let (made, operands) = sync_channel(AHEAD);
         scope.spawn(move || {
-            for case in cases {
-                let host = O::operands(&case);
-                if made.send((case, host)).is_err() {
+            for case in 0..suite.cases() {
+                if made.send((case, suite.operands(case))).is_err() {
                     break;
                 }
             }
         });
         for (case, host) in operands {
             match host {
-                Ok(host) => verify_case(rows, &mut reports, &case, &host, &stream),
-                Err(error) => reports.iter_mut().for_each(|r| r.failures.push(format!("{case}: {error}"))),
+                Ok(host) => verify_case(suite, &mut reports, case, &host, &stream),
+                Err(error) => {
+                    let text = suite.text(case);
+                    reports.iter_mut().for_each(|r| r.failures.push(format!("{text}: {error}")));
+                }
             }
         }
     });
@@ -275,16 +294,16 @@ struct Given {
 }
 
 /// Runs a case with each of the rows that take it.
-fn verify_case<O: Reference>(
-    rows: &[&Row<O>],
+fn verify_case(
+    suite: &dyn AnySuite,
     reports: &mut [RowReport],
-    case: &Case<O>,
+    case: usize,
     host: &HostOperands,
     stream: &Arc<dyn Stream>,
 ) {
     let mut given: Vec<Given> = Vec::new();
-    for (row, report) in rows.iter().zip(reports) {
-        if let Err(refusal) = (row.admits)(&case.fixed, stream.device().hardware()) {
+    for ((row, (name, arithmetic)), report) in suite.rows().into_iter().enumerate().zip(reports) {
+        if let Err(refusal) = suite.admits(row, case, stream.device().hardware()) {
             if refusal.is_of_hardware() && report.cases == 0 {
                 report.lacks = Some(refusal.to_string());
             }
@@ -293,23 +312,23 @@ fn verify_case<O: Reference>(
         report.cases += 1;
         report.lacks = None;
         let outcome = (|| {
-            let mut on_device = OnDevice::new(row, case, host, stream)?;
-            on_device.enqueue(row, case, stream)?;
+            let mut on_device = OnDevice::new(suite, row, case, host, stream)?;
+            on_device.enqueue(suite, row, case, stream)?;
             stream.synchronize()?;
             on_device.output_bytes(stream)
         })();
         let bytes = match outcome {
             Ok(bytes) => bytes,
             Err(error) => {
-                fail(report, format!("{case}: {error}"));
+                fail(report, format!("{}: {error}", suite.text(case)));
                 continue;
             }
         };
         report.hash = hash_of(report.hash, &bytes);
-        let alike = given.iter().find(|given| !row.arithmetic.foreign && given.arithmetic == row.arithmetic);
+        let alike = given.iter().find(|given| !arithmetic.foreign && given.arithmetic == arithmetic);
         if let Some(alike) = alike {
             report.compared += 1;
-            let bound_alike = alike.arithmetic.flushes_subnormals == row.arithmetic.flushes_subnormals;
+            let bound_alike = alike.arithmetic.flushes_subnormals == arithmetic.flushes_subnormals;
             if bound_alike && alike.bytes == bytes {
                 // The reference has been asked about these bytes.
                 report.elements += alike.elements;
@@ -317,16 +336,17 @@ fn verify_case<O: Reference>(
                 continue;
             }
             if !same_bits(host, &alike.bytes, &bytes) {
-                fail(report, format!("{case}: bits differ from {}, which has the same arithmetic", alike.row));
+                let text = suite.text(case);
+                fail(report, format!("{text}: bits differ from {}, which has the same arithmetic", alike.row));
             }
         }
-        let mut of_case = RowReport::empty(row);
-        compare_with_reference(&mut of_case, case, host, row.arithmetic, &bytes);
+        let mut of_case = RowReport::empty(suite.operator(), (name, arithmetic));
+        compare_with_reference(&mut of_case, suite, case, host, arithmetic, &bytes);
         report.elements += of_case.elements;
         report.worst = report.worst.max(of_case.worst);
         if of_case.failures.is_empty() {
             let RowReport { elements, worst, .. } = of_case;
-            given.push(Given { arithmetic: row.arithmetic, row: row.name, bytes, elements, worst });
+            given.push(Given { arithmetic, row: name, bytes, elements, worst });
         }
         of_case.failures.into_iter().for_each(|line| fail(report, line));
     }
@@ -355,9 +375,10 @@ fn same_bits(host: &HostOperands, a: &[Vec<u8>], b: &[Vec<u8>]) -> bool {
     })
 }
 
-fn compare_with_reference<O: Reference>(
+fn compare_with_reference(
     report: &mut RowReport,
-    case: &Case<O>,
+    suite: &dyn AnySuite,
+    case: usize,
     host: &HostOperands,
     arithmetic: Arithmetic,
     bytes: &[Vec<u8>],
@@ -367,9 +388,9 @@ fn compare_with_reference<O: Reference>(
         let layout = output.tensor.layout();
         let flat = decode(dtype, &bytes[o]);
         let got: Vec<f64> = layout.indices().map(|at| flat[at]).collect();
-        let got = O::logical(case, o, &got).unwrap_or(got);
+        let got = suite.logical(case, o, &got).unwrap_or(got);
         let elements = got.len();
-        let mut pick = Generator::new(case.seed ^ 0x5eed);
+        let mut pick = Generator::new(suite.values(case).1 ^ 0x5eed);
         // The last element is always in the sample: that is where ragged tails go wrong.
         let chosen: Vec<usize> = if elements <= SAMPLE {
             (0..elements).collect()
@@ -384,7 +405,7 @@ fn compare_with_reference<O: Reference>(
                 index[d] = rest % output.shape[d];
                 rest /= output.shape[d];
             }
-            found.push((index.clone(), got[flat], O::expect(case, host, arithmetic, o, &index)));
+            found.push((index.clone(), got[flat], suite.expect(case, host, arithmetic, o, &index)));
         }
         let naive =
             found.iter().map(|(_, _, e)| (e.naive - e.value).abs()).filter(|e| e.is_finite()).fold(0.0, f64::max);
@@ -408,8 +429,9 @@ fn compare_with_reference<O: Reference>(
                     report.worst = report.worst.max(error / allowed);
                 }
             } else {
+                let text = suite.text(case);
                 let line =
-                    format!("{case}: output {o} at {index:?} is {got:e}, reference {value:e}, allowed {allowed:e}");
+                    format!("{text}: output {o} at {index:?} is {got:e}, reference {value:e}, allowed {allowed:e}");
                 fail(report, line);
             }
         }
@@ -423,19 +445,26 @@ fn compare_with_reference<O: Reference>(
             .enumerate()
             .find(|&(at, &named)| !named && before[at * size..(at + 1) * size] != bytes[o][at * size..(at + 1) * size]);
         if let Some((at, _)) = spilled {
-            fail(report, format!("{case}: output {o} was written outside its view, at element {at} of the buffer"));
+            let text = suite.text(case);
+            fail(report, format!("{text}: output {o} was written outside its view, at element {at} of the buffer"));
         }
     }
 }
 
-/// Each of these rows with every case that it takes on `device`, ready to be timed. See [`crate::AnyTable::runs`].
+/// Each of these rows with every case of normal values that it takes on `device`, ready to be timed. See
+/// [`crate::AnyTable::runs`].
 pub fn runs<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
-    let (hardware, stream) = (device.hardware(), device.clone().stream()?);
+    let rows = rows.iter().filter(|row| row.device == device.id().kind).copied().collect();
+    runs_of(Arc::new(Suite { rows, cases: O::cases(depth) }), device)
+}
+
+fn runs_of(suite: Arc<dyn AnySuite>, device: &Arc<dyn Device>) -> Result<Vec<Run>> {
+    let stream = device.clone().stream()?;
     let mut runs = Vec::new();
-    for case in O::cases(depth).into_iter().filter(|c| c.values == Values::Normal) {
-        for row in rows.iter().filter(|row| row.device == hardware.kind) {
-            if (row.admits)(&case.fixed, hardware).is_ok() {
-                runs.push(Run::new(row, &case, &stream)?);
+    for case in (0..suite.cases()).filter(|&case| suite.values(case).0 == Values::Normal) {
+        for row in 0..suite.rows().len() {
+            if suite.admits(row, case, device.hardware()).is_ok() {
+                runs.push(Run::of(suite.clone(), row, case, &stream)?);
             }
         }
     }

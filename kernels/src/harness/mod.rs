@@ -4,4 +4,5 @@
 pub mod accuracy;
 pub mod case;
 pub(crate) mod strided_cases;
+pub(crate) mod suite;
 pub mod trial;

@@ -9,7 +9,8 @@ use sinew_tensor::{Tensor, View, ViewMut};
 use crate::Result;
 use crate::harness::accuracy::place;
 use crate::harness::case::{Case, Lay, Reference, Values};
-use crate::operator::{Launch, Operands, Operator, Row, refuse};
+use crate::harness::suite::{AnySuite, Suite};
+use crate::operator::{Launch, Operands, Work, refuse};
 use crate::table::Table;
 
 /// Bytes of a weight that is timed: a part of those that are larger, of which the time is in proportion.
@@ -31,7 +32,7 @@ const MOST_REPEATS: usize = 256;
 /// ```
 /// use std::sync::Arc;
 /// use sinew_kernels::norm::{Norm, NormDynamic, NormFormula, NormKind, NormStatic};
-/// use sinew_kernels::harness::trial::Trial;
+/// use sinew_kernels::harness::trial::{Timed, Trial};
 /// use sinew_kernels::{F32Bits, Registry};
 /// use sinew_memory::Cpu;
 /// use sinew_tensor::DType;
@@ -46,17 +47,17 @@ const MOST_REPEATS: usize = 256;
 /// };
 /// let fixed = NormStatic { width: 896, x: DType::F32, out: DType::F32, in_place: false, residual: None, formula };
 /// let stream = Cpu::get().stream()?;
-/// let mut trial = Trial::<Norm>::new(registry.table()?, &fixed, &NormDynamic { rows: 4 }, &stream)?;
-/// let row = trial.rows()[0];
-/// assert!(trial.time(&row)? > 0.0);
+/// let table = registry.table::<Norm>()?;
+/// let mut trial = Trial::new(table, &fixed, &NormDynamic { rows: 4 }, &stream)?;
+/// let row = trial.names()[0];
+/// assert!(trial.time_row(row)? > 0.0);
 /// # Ok::<(), sinew_kernels::Error>(())
 /// ```
-pub struct Trial<O: Operator> {
-    fixed: O::Static,
-    call: O::Dynamic,
+pub struct Trial {
+    /// The rows that take the problem, and the problem or a part of it as the one case.
+    suite: Box<dyn AnySuite>,
     /// How many times as much work the whole problem is.
     whole: f64,
-    rows: Vec<Row<O>>,
     /// Sets of inputs, which differ in those that come from memory.
     inputs: Vec<Vec<Option<Tensor>>>,
     outputs: Vec<Tensor>,
@@ -65,12 +66,17 @@ pub struct Trial<O: Operator> {
     next: usize,
 }
 
-impl<O: Reference> Trial<O> {
+impl Trial {
     /// A trial of the rows of `table` that take the problem on the stream's device, operands row-major.
     ///
     /// # Errors
     /// Operands that cannot be made.
-    pub fn new(table: &Table<O>, fixed: &O::Static, call: &O::Dynamic, stream: &Arc<dyn Stream>) -> Result<Self> {
+    pub fn new<O: Reference>(
+        table: &Table<O>,
+        fixed: &O::Static,
+        call: &O::Dynamic,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<Self> {
         Self::laid(table, fixed, call, Lay::Contiguous, stream)
     }
 
@@ -78,23 +84,29 @@ impl<O: Reference> Trial<O> {
     ///
     /// # Errors
     /// Operands that cannot be made.
-    pub fn laid(
+    pub fn laid<O: Reference>(
         table: &Table<O>,
         fixed: &O::Static,
         call: &O::Dynamic,
         lay: Lay,
         stream: &Arc<dyn Stream>,
     ) -> Result<Self> {
-        let hardware = stream.device().hardware();
-        let rows: Vec<Row<O>> = table.candidates(fixed, hardware).0.into_iter().copied().collect();
+        let rows = table.candidates(fixed, stream.device().hardware()).0.into_iter().copied().collect();
         let part = O::part(fixed, WEIGHT_BYTES);
-        let (of_whole, of_part) = (O::work(fixed, call), O::work(&part, call));
+        let case = Case { fixed: part, call: *call, lay, values: Values::Repeating, seed: 0 };
+        Self::of(Box::new(Suite { rows, cases: vec![case] }), O::work(fixed, call), O::COLD, stream)
+    }
+
+    /// A trial of a suite's only case, as a part of a problem that is so much work; inputs at the places `cold` come from
+    /// memory.
+    fn of(suite: Box<dyn AnySuite>, of_whole: Work, cold: &[usize], stream: &Arc<dyn Stream>) -> Result<Self> {
+        let hardware = stream.device().hardware();
+        let of_part = suite.work(0);
         let whole = if of_part.flops > 0.0 { of_whole.flops / of_part.flops } else { of_whole.bytes / of_part.bytes };
-        let host = O::operands(&Case { fixed: part.clone(), call: *call, lay, values: Values::Repeating, seed: 0 })?;
+        let host = suite.operands(0)?;
         let placed = |at: usize| host.inputs[at].as_ref().map(|operand| place(stream, &operand.tensor)).transpose();
         let first = (0..host.inputs.len()).map(placed).collect::<Result<Vec<_>>>()?;
-        let cold = |at: &usize| first.get(*at)?.as_ref().map(|tensor| tensor.buffer().len());
-        let bytes: usize = O::COLD.iter().filter_map(cold).sum();
+        let bytes: usize = cold.iter().filter_map(|&at| Some(first.get(at)?.as_ref()?.buffer().len())).sum();
         let cache = if hardware.caches.l3 == 0 { CACHE_BYTES } else { hardware.caches.l3 };
         let copies = match (BEYOND_CACHE * cache).min(MOST_BYTES).checked_div(bytes) {
             Some(copies) => (copies + 1).min(MOST_COPIES),
@@ -103,36 +115,20 @@ impl<O: Reference> Trial<O> {
         let mut inputs = vec![first];
         for _ in 1..copies {
             let mut set = inputs[0].clone();
-            for &at in O::COLD.iter().filter(|&&at| at < host.inputs.len()) {
+            for &at in cold.iter().filter(|&&at| at < host.inputs.len()) {
                 set[at] = placed(at)?;
             }
             inputs.push(set);
         }
         let outputs = host.outputs.iter().map(|operand| place(stream, &operand.tensor)).collect::<Result<_>>()?;
-        let most = rows.iter().map(|row| (row.workspace)(&part, call, hardware)).max().unwrap_or(0);
+        let rows = suite.rows().len();
+        let most = (0..rows).map(|row| suite.workspace(row, 0, hardware)).max().unwrap_or(0);
         let workspace = (most > 0).then(|| Buffer::uninitialised(stream.device(), most)).transpose()?;
-        let (call, stream) = (*call, stream.clone());
-        Ok(Self { fixed: part, call, whole, rows, inputs, outputs, workspace, stream, next: 0 })
-    }
-}
-
-impl<O: Operator> Trial<O> {
-    /// The rows that take the problem.
-    pub fn rows(&self) -> Vec<Row<O>> {
-        self.rows.clone()
-    }
-
-    /// Seconds of the whole problem by a row, in one run after one that makes ready, or the mean of several where one is
-    /// too short for a clock.
-    ///
-    /// # Errors
-    /// What the kernel or the device reports.
-    pub fn time(&mut self, row: &Row<O>) -> Result<f64> {
-        Ok(time(|repeats| self.run(row, repeats))? * self.whole)
+        Ok(Self { suite, whole, inputs, outputs, workspace, stream: stream.clone(), next: 0 })
     }
 
     /// The mean of so many runs one after another.
-    fn run(&mut self, row: &Row<O>, repeats: usize) -> Result<f64> {
+    fn run(&mut self, row: usize, repeats: usize) -> Result<f64> {
         let start = Instant::now();
         for _ in 0..repeats {
             self.enqueue(row)?;
@@ -141,14 +137,14 @@ impl<O: Operator> Trial<O> {
         Ok(start.elapsed().as_secs_f64() / repeats as f64)
     }
 
-    fn enqueue(&mut self, row: &Row<O>) -> Result<()> {
+    fn enqueue(&mut self, row: usize) -> Result<()> {
         self.next = (self.next + 1) % self.inputs.len();
         let inputs: Vec<Option<View<'_>>> =
             self.inputs[self.next].iter().map(|tensor| tensor.as_ref().map(Tensor::view)).collect();
         let outputs: Vec<ViewMut<'_>> =
             self.outputs.iter_mut().map(Tensor::view_mut).collect::<Result<_, sinew_tensor::Error>>()?;
         let launch = Launch::new(&self.stream, self.workspace.as_mut())?;
-        row.launch(&launch, &self.fixed, &self.call, Operands { inputs: &inputs, outputs: &outputs })
+        self.suite.launch(row, 0, &launch, Operands { inputs: &inputs, outputs: &outputs })
     }
 }
 
@@ -163,24 +159,29 @@ fn time(mut run: impl FnMut(usize) -> Result<f64>) -> Result<f64> {
     run(repeats.clamp(1, MOST_REPEATS))
 }
 
-/// A trial without its operator's types.
-pub trait AnyTrial {
+/// Rows that are timed in turn: a [`Trial`], or in tests what stands for one.
+pub trait Timed {
     /// Names of the rows that take the problem.
     fn names(&self) -> Vec<&'static str>;
-    /// [`Trial::time`] of the row of a name.
+    /// Seconds of the whole problem by the row of a name, in one run after one that makes ready, or the mean of several
+    /// where one is too short for a clock.
     ///
     /// # Errors
     /// No such row, or what the kernel or the device reports.
     fn time_row(&mut self, name: &str) -> Result<f64>;
 }
 
-impl<O: Operator> AnyTrial for Trial<O> {
+impl Timed for Trial {
     fn names(&self) -> Vec<&'static str> {
-        self.rows.iter().map(|row| row.name).collect()
+        self.suite.rows().into_iter().map(|(name, _)| name).collect()
     }
     fn time_row(&mut self, name: &str) -> Result<f64> {
-        let row = self.rows.iter().copied().find(|row| row.name == name);
-        self.time(&row.ok_or_else(|| refuse(O::NAME, format!("no row {name} takes {}", self.fixed)))?)
+        let row = self
+            .names()
+            .iter()
+            .position(|&row| row == name)
+            .ok_or_else(|| refuse(self.suite.operator(), format!("no row {name} takes {}", self.suite.text(0))))?;
+        Ok(time(|repeats| self.run(row, repeats))? * self.whole)
     }
 }
 

@@ -12,7 +12,7 @@ use sinew_memory::{Device, DeviceKind, Hardware, Stream};
 
 use crate::harness::accuracy::{self, RowReport, Run};
 use crate::harness::case::{Depth, Reference};
-use crate::harness::trial::{AnyTrial, Trial};
+use crate::harness::trial::Trial;
 use crate::operator::{Operator, Row, refuse};
 use crate::support::cell::{self, Cell};
 use crate::support::stored::StoredAs;
@@ -44,7 +44,7 @@ pub trait AnyTable: Send + Sync {
     ///
     /// # Errors
     /// A problem of another operator, or operands that cannot be made.
-    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>>;
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Trial>;
     /// The typed table.
     fn as_any(&self) -> &dyn Any;
     /// The typed table, to add rows.
@@ -81,10 +81,10 @@ impl<O: Reference> AnyTable for Table<O> {
     fn try_stored(&self, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
         cell::try_stored(self, stored, device)
     }
-    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Box<dyn AnyTrial>> {
+    fn trial(&self, problem: &dyn Any, stream: &Arc<dyn Stream>) -> Result<Trial> {
         let problem = problem.downcast_ref::<(O::Static, O::Dynamic)>();
         let (fixed, call) = problem.ok_or_else(|| refuse(O::NAME, "the problem is another operator's"))?;
-        Ok(Box::new(Trial::new(self, fixed, call, stream)?))
+        Trial::new(self, fixed, call, stream)
     }
     fn as_any(&self) -> &dyn Any {
         self

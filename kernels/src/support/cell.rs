@@ -8,6 +8,7 @@ use sinew_tensor::{Tensor, View, ViewMut};
 use crate::Result;
 use crate::harness::accuracy::{self, RowReport};
 use crate::harness::case::{Case, Lay, Reference, Values};
+use crate::harness::suite::Suite;
 use crate::operator::Operands;
 use crate::support::stored::StoredAs;
 use crate::table::Table;
@@ -76,5 +77,5 @@ pub(crate) fn cells<O: Reference>(table: &Table<O>, hardware: &Hardware) -> Vec<
 pub(crate) fn try_stored<O: Reference>(table: &Table<O>, stored: StoredAs, device: &Arc<dyn Device>) -> Vec<RowReport> {
     let hardware = device.hardware();
     let Some(case) = case(table, stored, hardware) else { return Vec::new() };
-    table.of(hardware).map(|row| accuracy::try_case(row, &case, device)).collect()
+    accuracy::try_case(&Suite { rows: table.of(hardware).copied().collect(), cases: vec![case] }, device)
 }

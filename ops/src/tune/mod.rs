@@ -10,7 +10,7 @@ mod problem;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use sinew_kernels::harness::trial::AnyTrial;
+use sinew_kernels::harness::trial::Timed;
 
 use crate::{Context, Result};
 
@@ -184,7 +184,7 @@ fn measure(
     let table = ctx.registry().named(operator);
     let table = table.ok_or_else(|| crate::error::refuse(operator, "it is not in the registry"))?;
     let mut trial = table.trial(&*problem.typed(), ctx.stream())?;
-    let Turns { times, failed, rounds } = take_turns(&mut *trial, rows, end, runs);
+    let Turns { times, failed, rounds } = take_turns(&mut trial, rows, end, runs);
     for (row, failure) in &failed {
         tracing::warn!(row, failure, problem = problem.words(), "a kernel failed its trial");
     }
@@ -206,7 +206,7 @@ pub(crate) struct Turns {
 
 /// Rows in turns, so that what else the machine does meets all alike. The first is never given up: others are held
 /// against it.
-pub(crate) fn take_turns(trial: &mut dyn AnyTrial, rows: &[&'static str], end: Instant, runs: usize) -> Turns {
+pub(crate) fn take_turns(trial: &mut dyn Timed, rows: &[&'static str], end: Instant, runs: usize) -> Turns {
     let mut times: Vec<(&'static str, Vec<f64>)> = rows.iter().map(|&row| (row, Vec::new())).collect();
     let (mut given_up, mut failed, mut rounds) = (Vec::new(), Vec::new(), 0);
     for round in 0..runs.max(1) {
@@ -245,7 +245,7 @@ mod tests {
     /// Rows with times of their own, which count how often they run.
     struct Counting(Vec<(&'static str, f64, usize)>);
 
-    impl AnyTrial for Counting {
+    impl Timed for Counting {
         fn names(&self) -> Vec<&'static str> {
             self.0.iter().map(|(name, ..)| *name).collect()
         }
@@ -276,7 +276,7 @@ mod tests {
     /// Rows with a time for each run.
     struct Varying(Vec<(&'static str, Vec<f64>)>);
 
-    impl AnyTrial for Varying {
+    impl Timed for Varying {
         fn names(&self) -> Vec<&'static str> {
             self.0.iter().map(|(name, _)| *name).collect()
         }

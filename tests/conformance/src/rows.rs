@@ -34,7 +34,10 @@ pub fn check<'a>(
             None => String::new(),
         };
         let worst = 100.0 * worst;
-        writeln!(out, "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {worst:>8.1}% {hash:016x}{remark}")?;
+        writeln!(
+            out,
+            "{operator:<12} {row:<30} {cases:>6} {elements:>9} {compared:>6} {worst:>8.1}% {hash:016x}{remark}"
+        )?;
         failures.iter().try_for_each(|failure| writeln!(out, "    {failure}"))?;
         failed.of += 1;
         if wrong {

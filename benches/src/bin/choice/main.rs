@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use sinew_benches::{command, context};
 use sinew_kernels::harness::case::{Lay, Reference};
-use sinew_kernels::harness::trial::Trial;
+use sinew_kernels::harness::trial::{Timed as _, Trial};
 use sinew_kernels::{Operator, Row};
 use sinew_memory::Cpu;
 use sinew_ops::{Context, Policy};
@@ -71,15 +71,14 @@ impl Grid {
     fn laid<O: Reference>(&mut self, fixed: O::Static, call: O::Dynamic, lay: Lay) -> Result {
         let words = format!("{} {fixed}; {call}, {lay:?}", O::NAME);
         let hardware = self.open.device().hardware();
-        let rows = self.open.registry().table::<O>()?.candidates(&fixed, hardware).0.len();
-        if rows < 2 || !words.contains(&self.only) {
+        let table = self.open.registry().table::<O>()?;
+        let rows: Vec<Row<O>> = table.candidates(&fixed, hardware).0.into_iter().copied().collect();
+        if rows.len() < 2 || !words.contains(&self.only) {
             return Ok(());
         }
-        let table = self.open.registry().table::<O>()?;
-        let mut trial = Trial::<O>::laid(table, &fixed, &call, lay, self.open.stream())?;
+        let mut trial = Trial::laid(table, &fixed, &call, lay, self.open.stream())?;
         let picks = [&self.open, &self.deterministic].map(|ctx| ctx.choose::<O>(&fixed, &call));
-        let rows = trial.rows();
-        let all = time(&rows, |row| trial.time(row))?;
+        let all = time(&rows, |row| trial.time_row(row.name))?;
         for (among, pick) in picks.into_iter().enumerate() {
             let pick = pick?;
             if among == 1 && all.iter().filter(|row| row.arithmetic == pick.arithmetic.name).count() < 2 {
