@@ -88,11 +88,16 @@ impl Team {
     /// threads. Calls from several threads take turns; a call from inside a task runs on that task's thread alone. A
     /// panic of a task is passed on when the others are done.
     pub fn run(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        self.run_any(tasks, &task);
+    }
+
+    /// [`Team::run`], compiled once for all tasks.
+    fn run_any(&self, tasks: usize, task: &Task<'_>) {
         // A call from inside a task must stay on its thread: another would wait for that task.
         if DEEP_TASKS.load(Ordering::Relaxed) && !DEEP_STACK.get() && !INSIDE.get() {
-            return on_deep_stack(|| self.run_here(tasks, &task));
+            return on_deep_stack(&|| self.run_here(tasks, task));
         }
-        self.run_here(tasks, &task);
+        self.run_here(tasks, task);
     }
 
     /// Makes every later [`Team::run`] of the process work on threads with a deep stack, the caller's share as well.
@@ -105,7 +110,7 @@ impl Team {
     }
 
     /// [`Team::run`] on the caller's stack.
-    fn run_here(&self, tasks: usize, task: &(impl Fn(usize, usize) + Sync)) {
+    fn run_here(&self, tasks: usize, task: &Task<'_>) {
         match &self.crew {
             Some(crew) if tasks > 1 && !INSIDE.get() => crew.run(tasks, task),
             _ => (0..tasks).for_each(|i| task(i, 0)),
@@ -134,7 +139,7 @@ static DEEP_TASKS: AtomicBool = AtomicBool::new(false);
 const STACK_BYTES: usize = 16 << 20;
 
 /// Runs `work` on a thread with a stack of [`STACK_BYTES`], and returns when it has ended.
-fn on_deep_stack(work: impl FnOnce() + Send) {
+fn on_deep_stack(work: &(dyn Fn() + Sync)) {
     let outcome = thread::scope(|scope| {
         let builder = thread::Builder::new().name("sinew-caller".to_owned()).stack_size(STACK_BYTES);
         let life = || {
