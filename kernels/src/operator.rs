@@ -227,6 +227,31 @@ impl<'a> Launch<'a> {
         self.stream
     }
 
+    /// Checks that a row of a kind of device may run: the stream's and operands' device, and the workspace.
+    fn check(
+        &self,
+        operator: &'static str,
+        row: &'static str,
+        kind: DeviceKind,
+        workspace: usize,
+        operands: Operands<'_>,
+    ) -> Result<()> {
+        let device = self.stream.device().id();
+        if device.kind != kind {
+            return Err(Error::WrongDevice { kernel: row, expected: kind.0, found: device.to_string() });
+        }
+        if self.workspace.map_or(0, Buffer::len) < workspace {
+            return Err(refuse(operator, format!("{row} needs {workspace} bytes of workspace")));
+        }
+        for view in operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|o| o.view())) {
+            let found = view.buffer().device().id();
+            if found != device {
+                return Err(refuse(operator, format!("an operand is on {found}, the kernel runs on {device}")));
+            }
+        }
+        Ok(())
+    }
+
     /// The CPU's team.
     ///
     /// # Errors
@@ -349,29 +374,15 @@ impl<O: Operator> Row<O> {
         call: &O::Dynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
-        let device = launch.stream().device();
-        if device.id().kind != self.device {
-            let found = device.id().to_string();
-            return Err(Error::WrongDevice { kernel: self.name, expected: self.device.0, found });
-        }
-        let hardware = device.hardware();
-        let needed = (self.workspace)(fixed, call, hardware);
-        if launch.workspace().map_or(0, Buffer::len) < needed {
-            return Err(refuse(O::NAME, format!("{} needs {needed} bytes of workspace", self.name)));
-        }
+        let hardware = launch.stream().device().hardware();
+        let needed = if hardware.kind == self.device { (self.workspace)(fixed, call, hardware) } else { 0 };
+        launch.check(O::NAME, self.name, self.device, needed, operands)?;
         (self.admits)(fixed, hardware).map_err(|reason| Error::NoKernel {
             operator: O::NAME,
             problem: fixed.to_string(),
-            device: device.id().to_string(),
+            device: launch.stream().device().id().to_string(),
             reasons: format!("{}: {reason}", self.name),
         })?;
-        for view in operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|o| o.view())) {
-            if view.buffer().device().id() != device.id() {
-                let found = view.buffer().device().id();
-                let reason = format!("an operand is on {found}, the kernel runs on {}", device.id());
-                return Err(refuse(O::NAME, reason));
-            }
-        }
         O::check(fixed, call, operands)?;
         // SAFETY: device, admission, workspace and operands were checked just above.
         unsafe { (self.run)(launch, fixed, call, operands) }

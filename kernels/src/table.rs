@@ -5,6 +5,8 @@ use sinew_memory::Hardware;
 use crate::operator::{Operator, Refusal, Row};
 
 /// The rows of one operator.
+///
+/// Its functions are plain loops, as they are compiled for each operator.
 #[derive(Clone, Debug)]
 pub struct Table<O: Operator> {
     pub(crate) rows: Vec<Row<O>>,
@@ -22,21 +24,34 @@ impl<O: Operator> Table<O> {
     }
 
     /// The rows of a kind of device.
-    pub(crate) fn of<'t>(&'t self, hardware: &Hardware) -> impl Iterator<Item = &'t Row<O>> {
-        let kind = hardware.kind;
-        self.rows.iter().filter(move |row| row.device == kind)
+    pub(crate) fn of(&self, hardware: &Hardware) -> Vec<Row<O>> {
+        let mut rows = Vec::with_capacity(self.rows.len());
+        for row in &self.rows {
+            if row.device == hardware.kind {
+                rows.push(*row);
+            }
+        }
+        rows
     }
 
     /// Whether a row takes a problem on this hardware.
     pub(crate) fn takes(&self, fixed: &O::Static, hardware: &Hardware) -> bool {
-        self.of(hardware).any(|row| (row.admits)(fixed, hardware).is_ok())
+        for row in &self.rows {
+            if row.device == hardware.kind && (row.admits)(fixed, hardware).is_ok() {
+                return true;
+            }
+        }
+        false
     }
 
     /// The rows that take a problem on this hardware, and why the others of this kind of device do not.
     pub fn candidates(&self, fixed: &O::Static, hardware: &Hardware) -> (Vec<&Row<O>>, Vec<(&'static str, Refusal)>) {
         let mut admitted = Vec::new();
         let mut refused = Vec::new();
-        for row in self.of(hardware) {
+        for row in &self.rows {
+            if row.device != hardware.kind {
+                continue;
+            }
             match (row.admits)(fixed, hardware) {
                 Ok(()) => admitted.push(row),
                 Err(reason) => refused.push((row.name, reason)),

@@ -63,7 +63,7 @@ unsafe impl ExactInBf16 for bf16 {
                     let (line, n) = (line.skip(i * LANES), (n - i * LANES).min(LANES));
                     *half = match line.step {
                         1 => _mm256_maskz_loadu_epi16(first(n), line.ptr().cast()),
-                        _ => _mm256_loadu_si256(line.gather::<Self>(n).as_ptr().cast()),
+                        _ => _mm256_loadu_si256(line.as_they_are::<Self>(n).as_ptr().cast()),
                     };
                 }
             }

@@ -1,10 +1,11 @@
 //! Spans of one dimension of f32, f16 or bf16 on the host: how kernels read them as f32, and round results to them.
 
+use float8::F8E4M3;
 use half::{bf16, f16};
 use sinew_tensor::{DType, View};
 
 use crate::Result;
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Part, Simd, Stored};
 use crate::strided::{Address, BLOCK};
 
 /// A span of one dimension of an operand of f32, f16 or bf16. It may begin at any address: a checkpoint's tensors do.
@@ -69,32 +70,43 @@ impl Line {
     /// Those of [`Simd`]; the line has `n` elements of its type.
     #[inline(always)]
     pub(crate) unsafe fn load<S: Simd>(self, n: usize) -> S::F {
-        debug_assert!(DType::COMPUTE.contains(&self.dtype));
+        debug_assert!(DType::COMPUTE.contains(&self.dtype) && n <= LANES);
         // SAFETY: passed on.
         unsafe {
-            match self.dtype {
-                DType::F16 => self.load_as::<S, f16>(n),
-                DType::BF16 => self.load_as::<S, bf16>(n),
-                _ => self.load_as::<S, f32>(n),
+            if self.step == 1 && n == LANES {
+                match self.dtype {
+                    DType::F16 => f16::load::<S>(self.ptr().cast()),
+                    DType::BF16 => bf16::load::<S>(self.ptr().cast()),
+                    _ => S::load(self.ptr().cast()),
+                }
+            } else {
+                self.gather::<S>(None, n)
             }
         }
     }
 
-    /// [`Line::load`] where the type is known.
+    /// Sixteen elements one by one, the first `n` of the line or those that an order names.
+    #[inline(always)]
+    unsafe fn gather<S: Simd>(self, order: Option<*const u32>, n: usize) -> S::F {
+        debug_assert!(n <= LANES);
+        let mut values = [0.0; LANES];
+        // SAFETY: passed on; the array holds sixteen.
+        unsafe {
+            S::part(Widen { line: self, order, len: n, out: values.as_mut_ptr() });
+            S::load(values.as_ptr())
+        }
+    }
+
+    /// [`Line::load`] where the type is known, which may be that of codes.
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
     pub(crate) unsafe fn load_as<S: Simd, T: Stored>(self, n: usize) -> S::F {
-        debug_assert!(n <= LANES && self.dtype == T::DTYPE);
-        let p = self.ptr().cast::<T>();
-        // SAFETY: passed on; what is gathered is sixteen elements.
+        debug_assert!(self.dtype == T::DTYPE);
+        // SAFETY: passed on.
         unsafe {
-            match (self.step, n) {
-                (1, LANES) => T::load::<S>(p),
-                (1, _) => T::load_n::<S>(p, n),
-                _ => T::load::<S>(self.gather::<T>(n).as_ptr()),
-            }
+            if self.step == 1 && n == LANES { T::load::<S>(self.ptr().cast()) } else { self.gather::<S>(None, n) }
         }
     }
 
@@ -106,31 +118,7 @@ impl Line {
     pub(crate) unsafe fn load_at<S: Simd>(self, order: *const u32, n: usize) -> S::F {
         debug_assert!(DType::COMPUTE.contains(&self.dtype));
         // SAFETY: passed on.
-        unsafe {
-            match self.dtype {
-                DType::F16 => self.load_at_as::<S, f16>(order, n),
-                DType::BF16 => self.load_at_as::<S, bf16>(order, n),
-                _ => self.load_at_as::<S, f32>(order, n),
-            }
-        }
-    }
-
-    /// [`Line::load_at`] where the type is known.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn load_at_as<S: Simd, T: Stored>(self, order: *const u32, n: usize) -> S::F {
-        debug_assert!(n <= LANES && self.dtype == T::DTYPE);
-        let p = self.ptr().cast::<T>();
-        let mut values = [T::zeroed(); LANES];
-        // SAFETY: passed on; the array holds sixteen elements.
-        unsafe {
-            for (i, value) in values.iter_mut().enumerate().take(n) {
-                *value = p.add(order.add(i).read_unaligned() as usize * self.step).read_unaligned();
-            }
-            T::load::<S>(values.as_ptr())
-        }
+        unsafe { self.gather::<S>(Some(order), n) }
     }
 
     /// Its first `n` elements, at most 16, as they are; zeros behind them.
@@ -138,7 +126,7 @@ impl Line {
     /// # Safety
     /// The line has `n` elements of `T`.
     #[inline(always)]
-    pub(crate) unsafe fn gather<T: Stored>(self, n: usize) -> [T; LANES] {
+    pub(crate) unsafe fn as_they_are<T: Stored>(self, n: usize) -> [T; LANES] {
         debug_assert!(n <= LANES && self.dtype == T::DTYPE);
         let p = self.ptr().cast::<T>();
         let mut values = [T::zeroed(); LANES];
@@ -155,13 +143,19 @@ impl Line {
     /// Those of [`Simd`]; the line has `n` elements of its type, which this task alone may write.
     #[inline(always)]
     pub(crate) unsafe fn store<S: Simd>(self, v: S::F, n: usize) {
-        debug_assert!(DType::COMPUTE.contains(&self.dtype));
+        debug_assert!(DType::COMPUTE.contains(&self.dtype) && n <= LANES);
         // SAFETY: passed on.
         unsafe {
-            match self.dtype {
-                DType::F16 => self.store_as::<S, f16>(v, n),
-                DType::BF16 => self.store_as::<S, bf16>(v, n),
-                _ => self.store_as::<S, f32>(v, n),
+            if self.step == 1 && n == LANES {
+                match self.dtype {
+                    DType::F16 => f16::store::<S>(self.first.0.cast(), v),
+                    DType::BF16 => bf16::store::<S>(self.first.0.cast(), v),
+                    _ => S::store(self.first.0.cast(), v),
+                }
+            } else {
+                let mut values = [0.0; LANES];
+                S::store(values.as_mut_ptr(), v);
+                S::part(Narrow { line: self, len: n, values: values.as_ptr() });
             }
         }
     }
@@ -172,21 +166,10 @@ impl Line {
     /// As there.
     #[inline(always)]
     pub(crate) unsafe fn store_as<S: Simd, T: Stored>(self, v: S::F, n: usize) {
-        debug_assert!(n <= LANES && self.dtype == T::DTYPE);
-        let p = self.first.0.cast::<T>();
-        // SAFETY: passed on; the array holds sixteen elements.
+        debug_assert!(self.dtype == T::DTYPE);
+        // SAFETY: passed on.
         unsafe {
-            match (self.step, n) {
-                (1, LANES) => T::store::<S>(p, v),
-                (1, _) => T::store_n::<S>(p, v, n),
-                _ => {
-                    let mut values = [T::zeroed(); LANES];
-                    T::store::<S>(values.as_mut_ptr(), v);
-                    for (i, value) in values.iter().enumerate().take(n) {
-                        p.add(i * self.step).write_unaligned(*value);
-                    }
-                }
-            }
+            if self.step == 1 && n == LANES { T::store::<S>(self.first.0.cast(), v) } else { self.store::<S>(v, n) }
         }
     }
 
@@ -214,39 +197,7 @@ impl Line {
     pub(crate) unsafe fn widen<S: Simd>(self, len: usize, out: *mut f32) {
         debug_assert!(DType::COMPUTE.contains(&self.dtype));
         // SAFETY: passed on.
-        unsafe {
-            match self.dtype {
-                DType::F16 => self.widen_as::<S, f16>(len, out),
-                DType::BF16 => self.widen_as::<S, bf16>(len, out),
-                _ => self.widen_as::<S, f32>(len, out),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn widen_as<S: Simd, T: Stored>(self, len: usize, out: *mut f32) {
-        let p = self.ptr().cast::<T>();
-        // SAFETY: passed on.
-        unsafe {
-            if self.step == 1 {
-                let whole = len - len % LANES;
-                for i in (0..whole).step_by(LANES) {
-                    S::store(out.add(i), T::load::<S>(p.add(i)));
-                }
-                if whole < len {
-                    S::store_n(out.add(whole), T::load_n::<S>(p.add(whole), len - whole), len - whole);
-                }
-            } else if self.step == 0 {
-                let x = p.read_unaligned().widen();
-                (0..len).for_each(|i| *out.add(i) = x);
-            } else {
-                // Sixteen at a time, so that the conversion at least is done in lanes.
-                for i in (0..len).step_by(LANES) {
-                    let n = (len - i).min(LANES);
-                    S::store_n(out.add(i), T::load::<S>(self.skip(i).gather::<T>(n).as_ptr()), n);
-                }
-            }
-        }
+        unsafe { S::part(Widen { line: self, order: None, len, out }) }
     }
 
     /// Where a block of results is put before [`Line::store_block`]: in the line itself if it is plain, else in
@@ -264,35 +215,124 @@ impl Line {
     #[inline(always)]
     pub(crate) unsafe fn store_block<S: Simd>(self, len: usize, values: *const f32) {
         debug_assert!(DType::COMPUTE.contains(&self.dtype));
+        if self.dtype == DType::F32 && std::ptr::eq(self.ptr().cast(), values) {
+            return;
+        }
+        // SAFETY: passed on.
+        unsafe { S::part(Narrow { line: self, len, values }) }
+    }
+}
+
+/// Widens the first `len` elements of a line to `out`, or those that an order names.
+#[derive(Clone, Copy)]
+struct Widen {
+    line: Line,
+    order: Option<*const u32>,
+    len: usize,
+    out: *mut f32,
+}
+
+impl Part for Widen {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
         // SAFETY: passed on.
         unsafe {
-            match self.dtype {
-                DType::F16 => self.narrow_as::<S, f16>(len, values),
-                DType::BF16 => self.narrow_as::<S, bf16>(len, values),
-                _ if std::ptr::eq(self.ptr().cast(), values) => {}
-                _ => self.narrow_as::<S, f32>(len, values),
+            match self.line.dtype {
+                DType::F16 => self.of::<S, f16>(),
+                DType::BF16 => self.of::<S, bf16>(),
+                DType::I8 => self.of::<S, i8>(),
+                DType::F8E4M3 => self.of::<S, F8E4M3>(),
+                _ => self.of::<S, f32>(),
             }
         }
     }
+}
 
+impl Widen {
     #[inline(always)]
-    unsafe fn narrow_as<S: Simd, T: Stored>(self, len: usize, values: *const f32) {
-        let p = self.first.0.cast::<T>();
+    unsafe fn of<S: Simd, T: Stored>(self) {
+        let Self { line, order, len, out } = self;
+        let p = line.ptr().cast::<T>();
         // SAFETY: passed on.
         unsafe {
-            if self.step == 1 {
-                let whole = len - len % LANES;
-                for i in (0..whole).step_by(LANES) {
-                    T::store::<S>(p.add(i), S::load(values.add(i)));
+            let mut i = 0;
+            if order.is_none() && line.step == 1 {
+                while i + LANES <= len {
+                    S::store(out.add(i), T::load::<S>(p.add(i)));
+                    i += LANES;
                 }
-                if whole < len {
-                    T::store_n::<S>(p.add(whole), S::load_n(values.add(whole), len - whole), len - whole);
+            } else if order.is_none() && line.step == 0 {
+                let x = p.read_unaligned().widen();
+                while i < len {
+                    *out.add(i) = x;
+                    i += 1;
                 }
-            } else {
-                for i in (0..len).step_by(LANES) {
-                    let n = (len - i).min(LANES);
-                    self.skip(i).store_as::<S, T>(S::load_n(values.add(i), n), n);
+            }
+            // Sixteen at a time, so that the conversion at least is done in lanes.
+            while i < len {
+                let n = (len - i).min(LANES);
+                let mut values = [T::zeroed(); LANES];
+                let mut j = 0;
+                while j < n {
+                    let at = order.map_or(i + j, |order| order.add(i + j).read_unaligned() as usize);
+                    values[j] = p.add(at * line.step).read_unaligned();
+                    j += 1;
                 }
+                S::store_n(out.add(i), T::load::<S>(values.as_ptr()), n);
+                i += n;
+            }
+        }
+    }
+}
+
+/// Rounds `len` values to the first elements of a line.
+#[derive(Clone, Copy)]
+struct Narrow {
+    line: Line,
+    len: usize,
+    values: *const f32,
+}
+
+impl Part for Narrow {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.line.dtype {
+                DType::F16 => self.of::<S, f16>(),
+                DType::BF16 => self.of::<S, bf16>(),
+                _ => self.of::<S, f32>(),
+            }
+        }
+    }
+}
+
+impl Narrow {
+    #[inline(always)]
+    unsafe fn of<S: Simd, T: Stored>(self) {
+        let Self { line, len, values } = self;
+        let p = line.first.0.cast::<T>();
+        let mut i = 0;
+        // SAFETY: passed on.
+        unsafe {
+            while line.step == 1 && i + LANES <= len {
+                T::store::<S>(p.add(i), S::load(values.add(i)));
+                i += LANES;
+            }
+            while i < len {
+                let n = (len - i).min(LANES);
+                let mut rounded = [T::zeroed(); LANES];
+                T::store::<S>(rounded.as_mut_ptr(), S::load_n(values.add(i), n));
+                let mut j = 0;
+                while j < n {
+                    p.add((i + j) * line.step).write_unaligned(rounded[j]);
+                    j += 1;
+                }
+                i += n;
             }
         }
     }

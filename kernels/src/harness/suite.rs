@@ -17,12 +17,18 @@ pub(crate) struct Suite<O: Operator> {
 pub(crate) trait AnySuite: Send + Sync {
     /// The operator's name.
     fn operator(&self) -> &'static str;
-    /// Name and arithmetic of each row.
-    fn rows(&self) -> Vec<(&'static str, Arithmetic)>;
+    /// How many rows there are.
+    fn rows(&self) -> usize;
+    /// Name and arithmetic of a row.
+    fn row(&self, row: usize) -> (&'static str, Arithmetic);
     /// How many cases there are.
     fn cases(&self) -> usize;
     /// A case in words.
     fn text(&self, case: usize) -> String;
+    /// A case's problem in words.
+    fn problem(&self, case: usize) -> String;
+    /// [`Operator::check`] of a case.
+    fn check(&self, case: usize, operands: Operands<'_>) -> Result<()>;
     /// What a case's inputs hold, and the seed of the values.
     fn values(&self, case: usize) -> (Values, u64);
     /// [`Operator::work`] of a case.
@@ -52,14 +58,24 @@ impl<O: Reference> AnySuite for Suite<O> {
     fn operator(&self) -> &'static str {
         O::NAME
     }
-    fn rows(&self) -> Vec<(&'static str, Arithmetic)> {
-        self.rows.iter().map(|row| (row.name, row.arithmetic)).collect()
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
+    fn row(&self, row: usize) -> (&'static str, Arithmetic) {
+        (self.rows[row].name, self.rows[row].arithmetic)
     }
     fn cases(&self) -> usize {
         self.cases.len()
     }
     fn text(&self, case: usize) -> String {
         self.cases[case].to_string()
+    }
+    fn problem(&self, case: usize) -> String {
+        let Case { fixed, call, .. } = &self.cases[case];
+        format!("{fixed}; {call}")
+    }
+    fn check(&self, case: usize, operands: Operands<'_>) -> Result<()> {
+        O::check(&self.cases[case].fixed, &self.cases[case].call, operands)
     }
     fn values(&self, case: usize) -> (Values, u64) {
         (self.cases[case].values, self.cases[case].seed)

@@ -121,8 +121,7 @@ impl Trial {
             inputs.push(set);
         }
         let outputs = host.outputs.iter().map(|operand| place(stream, &operand.tensor)).collect::<Result<_>>()?;
-        let rows = suite.rows().len();
-        let most = (0..rows).map(|row| suite.workspace(row, 0, hardware)).max().unwrap_or(0);
+        let most = (0..suite.rows()).map(|row| suite.workspace(row, 0, hardware)).max().unwrap_or(0);
         let workspace = (most > 0).then(|| Buffer::uninitialised(stream.device(), most)).transpose()?;
         Ok(Self { suite, whole, inputs, outputs, workspace, stream: stream.clone(), next: 0 })
     }
@@ -173,7 +172,7 @@ pub trait Timed {
 
 impl Timed for Trial {
     fn names(&self) -> Vec<&'static str> {
-        self.suite.rows().into_iter().map(|(name, _)| name).collect()
+        (0..self.suite.rows()).map(|row| self.suite.row(row).0).collect()
     }
     fn time_row(&mut self, name: &str) -> Result<f64> {
         let row = self

@@ -87,26 +87,38 @@ pub(crate) const fn quads(values: BlockValues) -> &'static [[usize; 4]] {
     if values.bits() == 8 { &[[0, 2, 1, 3]] } else { &[[0, 4, 1, 5], [2, 6, 3, 7]] }
 }
 
-/// A group of `G` bytes in the order of [`quads`], which plain arithmetic on words brings them into; zeros behind it.
+/// The most quads of a group.
+pub(crate) const MOST_QUADS: usize = MAX_GROUP / 4;
+
+/// The bytes of a group in the order of [`quads`], which plain arithmetic on words brings them into; zeros behind it.
 #[inline(always)]
-pub(crate) fn in_quads<const G: usize>(values: BlockValues, bytes: &[i8; G]) -> [i32; MAX_GROUP / 4] {
-    let mut words = [0; MAX_GROUP / 4];
-    for (word, four) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        *word = u32::from_le_bytes(four.map(|byte| byte as u8));
-    }
-    if values.bits() == 8 {
-        return words.map(|word| (word & 0xff00_00ff | (word & 0xff00) << 8 | (word >> 8) & 0xff00) as i32);
-    }
-    // The lower two bytes of two words, taken in turn.
-    let zipped = |a: u32, b: u32| {
-        let [a, b] = [a, b].map(|word| (word & 0xffff | word << 8) & 0xff_00ff);
-        (a | b << 8) as i32
+pub(crate) fn in_quads(values: BlockValues, bytes: &[i8]) -> [i32; MOST_QUADS] {
+    let fours = bytes.as_chunks::<4>().0;
+    let word = |i: usize| {
+        let [a, b, c, d] = fours[i];
+        u32::from_le_bytes([a as u8, b as u8, c as u8, d as u8])
     };
-    let mut quads = [0; MAX_GROUP / 4];
-    for (quads, &[low, high]) in quads.as_chunks_mut::<2>().0.iter_mut().zip(words[..G / 4].as_chunks::<2>().0) {
-        *quads = [zipped(low, high), zipped(low >> 16, high >> 16)];
+    let mut quads = [0; MOST_QUADS];
+    if values.bits() == 8 {
+        for i in 0..fours.len() {
+            let word = word(i);
+            quads[i] = (word & 0xff00_00ff | (word & 0xff00) << 8 | (word >> 8) & 0xff00) as i32;
+        }
+        return quads;
+    }
+    for i in (0..fours.len()).step_by(2) {
+        let (low, high) = (word(i), word(i + 1));
+        quads[i] = zipped(low, high);
+        quads[i + 1] = zipped(low >> 16, high >> 16);
     }
     quads
+}
+
+/// The lower two bytes of two words, taken in turn.
+#[inline(always)]
+fn zipped(a: u32, b: u32) -> i32 {
+    let (a, b) = ((a & 0xffff | a << 8) & 0xff_00ff, (b & 0xffff | b << 8) & 0xff_00ff);
+    (a | b << 8) as i32
 }
 
 /// What integers are too large by as panels hold them, so that instructions can take them for unsigned.

@@ -2,13 +2,13 @@
 
 use half::f16;
 
-use super::pack_blocks::pack_blocks;
+use super::pack_blocks::PackBlocks;
 use super::pack_floats::{pack_pairs, pack_steps};
 use super::panel::PANEL;
 use super::panel_kind::PanelKind;
 use super::rows::{WeightRow, Weights};
 use crate::cpu::line::Line;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Part, Simd};
 
 /// Packs values `k0..k0 + count` of 32 outputs as a panel, which holds [`PanelKind::padded_k`] of `count` steps. Those
 /// that are not there count as zeros.
@@ -23,14 +23,36 @@ pub(crate) unsafe fn pack_panel<S: Simd>(
     count: usize,
     to: *mut u8,
 ) {
-    // SAFETY: passed on; blocks of K are of whole groups.
-    unsafe {
-        match kind {
-            PanelKind::F32 => pack_steps::<S, f32>(lines, k0, count, to.cast()),
-            PanelKind::F16 => pack_steps::<S, f16>(lines, k0, count, to.cast()),
-            PanelKind::Bf16 => pack_pairs::<S>(lines, k0, count, to),
-            PanelKind::Blocks(format) => {
-                pack_blocks::<S>(&lines.map(|line| line.map(WeightRow::Floats)), format, k0, count, false, to);
+    // SAFETY: passed on.
+    unsafe { S::part(PackPanel { lines, kind, k0, count, to }) }
+}
+
+/// See [`pack_panel`].
+#[derive(Clone, Copy)]
+struct PackPanel<'a> {
+    lines: &'a [Option<Line>; PANEL],
+    kind: PanelKind,
+    k0: usize,
+    count: usize,
+    to: *mut u8,
+}
+
+impl Part for PackPanel<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { lines, kind, k0, count, to } = self;
+        // SAFETY: passed on; blocks of K are of whole groups.
+        unsafe {
+            match kind {
+                PanelKind::F32 => pack_steps::<S, f32>(lines, k0, count, to.cast()),
+                PanelKind::F16 => pack_steps::<S, f16>(lines, k0, count, to.cast()),
+                PanelKind::Bf16 => pack_pairs::<S>(lines, k0, count, to),
+                PanelKind::Blocks(format) => {
+                    let rows = &lines.map(|line| line.map(WeightRow::Floats));
+                    S::part(PackBlocks { rows, format, k0, count, per_channel: false, to });
+                }
             }
         }
     }
@@ -65,7 +87,8 @@ impl Kernel for Packing<'_> {
             let to = self.packed.add(panel * self.kind.bytes(self.k) + self.kind.bytes(self.start));
             match self.kind {
                 PanelKind::Blocks(format) => {
-                    pack_blocks::<S>(&rows, format, 0, weights.k(), weights.is_per_channel(), to);
+                    let (count, per_channel) = (weights.k(), weights.is_per_channel());
+                    S::part(PackBlocks { rows: &rows, format, k0: 0, count, per_channel, to });
                 }
                 kind @ (PanelKind::F32 | PanelKind::F16 | PanelKind::Bf16) => {
                     pack_panel::<S>(&rows.map(|row| row.and_then(WeightRow::line)), kind, 0, weights.k(), to);

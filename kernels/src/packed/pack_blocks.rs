@@ -10,7 +10,7 @@ use super::panel::PANEL;
 use super::quantize::{Extent, Floats, Integers, Rounding};
 use super::rows::{Codes, WeightRow};
 use super::sixteen::Sixteen;
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Part, Simd, Stored};
 
 /// Words of an output in a group.
 const WORDS: usize = MAX_GROUP / 4;
@@ -21,54 +21,60 @@ type Steps<S> = [[<S as Simd>::F; 2 * LANES]; MAX_GROUP / (2 * LANES)];
 /// Packs values `k0..k0 + count` of 32 outputs as a panel. Those that are not there count as zeros. Where floats are
 /// rounded `per_channel`, all groups of an output have the scale and the zero point of all those values together.
 ///
-/// # Safety
-/// Those of [`Simd`]; rows hold the values, `k0` is a multiple of the format's group, and `to` may be written for the
-/// panel's bytes.
-#[inline(always)]
-pub(super) unsafe fn pack_blocks<S: Simd>(
-    rows: &[Option<WeightRow<'_>>; PANEL],
-    format: BlockFormat,
-    k0: usize,
-    count: usize,
-    per_channel: bool,
-    to: *mut u8,
-) {
-    for half in 0..2 {
-        let rows = &rows[half * LANES..(half + 1) * LANES];
-        let (mut lines, mut codes) = ([None; LANES], [None; LANES]);
-        for ((line, codes), row) in lines.iter_mut().zip(&mut codes).zip(rows) {
-            match *row {
-                None => {}
-                Some(WeightRow::Floats(of_row)) => *line = Some(of_row),
-                Some(WeightRow::Codes(of_row)) => *codes = Some(of_row),
+/// Rows hold the values, `k0` is a multiple of the format's group, and `to` may be written for the panel's bytes.
+#[derive(Clone, Copy)]
+pub(super) struct PackBlocks<'a> {
+    pub rows: &'a [Option<WeightRow<'a>>; PANEL],
+    pub format: BlockFormat,
+    pub k0: usize,
+    pub count: usize,
+    pub per_channel: bool,
+    pub to: *mut u8,
+}
+
+impl Part for PackBlocks<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { rows, format, k0, count, per_channel, to } = self;
+        for half in 0..2 {
+            let rows = &rows[half * LANES..(half + 1) * LANES];
+            let (mut lines, mut codes) = ([None; LANES], [None; LANES]);
+            for ((line, codes), row) in lines.iter_mut().zip(&mut codes).zip(rows) {
+                match *row {
+                    None => {}
+                    Some(WeightRow::Floats(of_row)) => *line = Some(of_row),
+                    Some(WeightRow::Codes(of_row)) => *codes = Some(of_row),
+                }
             }
-        }
-        let is_given = codes.iter().any(Option::is_some);
-        // Once for all groups: to clear so much for each would take as long as to read it.
-        // SAFETY: passed on.
-        let mut steps: Steps<S> = unsafe { [[S::splat(0.0); 2 * LANES]; MAX_GROUP / (2 * LANES)] };
-        let sixteen = Sixteen::of(&lines, k0 + count);
-        let mut of_channels = None;
-        if per_channel && !is_given {
+            let is_given = codes.iter().any(Option::is_some);
+            // Once for all groups: to clear so much for each would take as long as to read it.
             // SAFETY: passed on.
-            of_channels = Some(unsafe { extent::<S>(&sixteen, format, k0..k0 + count, &mut steps) });
-        }
-        for k in (0..count).step_by(format.group()) {
-            let n = (count - k).min(format.group());
-            // SAFETY: passed on; the group's parts lie one behind another, of which a half panel has half.
-            unsafe {
-                let group = to.add(blocks::bytes(format, k));
-                let into = Half {
-                    format,
-                    scales: group.add(half * blocks::scales_bytes(format) / 2),
-                    zeros: group.add(blocks::scales_bytes(format) + half * LANES).cast(),
-                    words: group.add(blocks::header_bytes(format)).cast::<f32>().add(half * LANES),
-                };
-                if is_given {
-                    into.given::<S>(&codes, k0 + k, n);
-                } else {
-                    let steps = group_steps::<S>(&sixteen, k0 + k, n, &mut steps);
-                    into.rounded::<S>(&steps[..blocks::padded_k(format.values(), n)], of_channels);
+            let mut steps: Steps<S> = unsafe { [[S::splat(0.0); 2 * LANES]; MAX_GROUP / (2 * LANES)] };
+            let sixteen = Sixteen::of(&lines, k0 + count);
+            let mut of_channels = None;
+            if per_channel && !is_given {
+                // SAFETY: passed on.
+                of_channels = Some(unsafe { extent::<S>(&sixteen, format, k0..k0 + count, &mut steps) });
+            }
+            for k in (0..count).step_by(format.group()) {
+                let n = (count - k).min(format.group());
+                // SAFETY: passed on; the group's parts lie one behind another, of which a half panel has half.
+                unsafe {
+                    let group = to.add(blocks::bytes(format, k));
+                    let into = Half {
+                        format,
+                        scales: group.add(half * blocks::scales_bytes(format) / 2),
+                        zeros: group.add(blocks::scales_bytes(format) + half * LANES).cast(),
+                        words: group.add(blocks::header_bytes(format)).cast::<f32>().add(half * LANES),
+                    };
+                    if is_given {
+                        into.given::<S>(&codes, k0 + k, n);
+                    } else {
+                        let steps = group_steps::<S>(&sixteen, k0 + k, n, &mut steps);
+                        into.rounded::<S>(&steps[..blocks::padded_k(format.values(), n)], of_channels);
+                    }
                 }
             }
         }

@@ -56,7 +56,11 @@ impl<O: Reference> AnyTable for Table<O> {
         O::NAME
     }
     fn row_names(&self) -> Vec<(&'static str, DeviceKind, &'static str)> {
-        self.rows.iter().map(|row| (row.name, row.device, row.arithmetic.name)).collect()
+        let mut names = Vec::with_capacity(self.rows.len());
+        for row in &self.rows {
+            names.push((row.name, row.device, row.arithmetic.name));
+        }
+        names
     }
     fn verify(&self, device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
         accuracy::verify(&self.rows, device, depth)

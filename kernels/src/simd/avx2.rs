@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use sinew_memory::SimdLevel;
 
 use super::small_float::f8_in_f32;
-use super::{LANES, Simd};
+use super::{LANES, Part, Simd};
 
 /// AVX2 with FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -209,6 +209,17 @@ unsafe impl Simd for Avx2 {
     const FUSED: bool = true;
     const VECTORS: usize = 8;
 
+    #[inline(always)]
+    unsafe fn part<P: Part>(part: P) -> P::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn run<P: Part>(part: P) -> P::Out {
+            // SAFETY: passed on.
+            unsafe { part.run::<Avx2>() }
+        }
+        // SAFETY: passed on.
+        unsafe { run(part) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         // SAFETY: see the impl.

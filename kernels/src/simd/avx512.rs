@@ -6,7 +6,7 @@ use sinew_memory::SimdLevel;
 
 use super::avx2::{f16_of_f8e4m3, reduce_add8, reduce_max8};
 use super::small_float::f8_in_f32;
-use super::{LANES, Simd};
+use super::{LANES, Part, Simd};
 
 /// AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,17 @@ unsafe impl Simd for Avx512 {
     const FUSED: bool = true;
     const VECTORS: usize = 32;
 
+    #[inline(always)]
+    unsafe fn part<P: Part>(part: P) -> P::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn run<P: Part>(part: P) -> P::Out {
+            // SAFETY: passed on.
+            unsafe { part.run::<Avx512>() }
+        }
+        // SAFETY: passed on.
+        unsafe { run(part) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         // SAFETY: see the impl.

@@ -43,6 +43,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Vectors of sixteen lanes that its registers hold.
     const VECTORS: usize;
 
+    /// Runs a part of a kernel that is compiled once for the level, and not wherever it is used.
+    unsafe fn part<P: Part>(part: P) -> P::Out;
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::F;
     /// Sixteen values from `p`.
@@ -168,6 +170,22 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
         unsafe { Self::store(a.as_mut_ptr(), v) };
         a.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m || x.is_nan() { x } else { m })
     }
+}
+
+/// A part of several kernels, or of several places of one, that is compiled once for each level by [`Simd::part`]: what is
+/// inlined everywhere is compiled as often as it is used.
+///
+/// It is worth a call where it takes tens of instructions at least: a block of values, or sixteen that are gathered.
+pub trait Part: Copy {
+    /// What it gives.
+    type Out;
+
+    /// Runs it.
+    ///
+    /// # Safety
+    /// Called by [`Simd::part`], inside a function that enables the level's instructions; for the rest that of whoever
+    /// makes the part. Implementations are marked `#[inline(always)]`.
+    unsafe fn run<S: Simd>(self) -> Self::Out;
 }
 
 /// How near to the core [`prefetch`] brings a line.

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use sinew_memory::SimdLevel;
 
 use super::small_float::f8_in_f32;
-use super::{LANES, Simd};
+use super::{LANES, Part, Simd};
 
 /// Plain Rust, which the compiler vectorises for the target's baseline.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,16 @@ unsafe impl Simd for Portable {
     const VECTORS: usize = 4;
 
     #[inline(always)]
+    unsafe fn part<P: Part>(part: P) -> P::Out {
+        #[inline(never)]
+        unsafe fn run<P: Part>(part: P) -> P::Out {
+            // SAFETY: passed on.
+            unsafe { part.run::<Portable>() }
+        }
+        // SAFETY: passed on.
+        unsafe { run(part) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
         F16Lanes([x; LANES])
     }
@@ -65,12 +75,12 @@ unsafe impl Simd for Portable {
             unsafe { p.add(i).write_unaligned(x) }
         }
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_f16(p: *const u16) -> Self::F {
         // SAFETY: the caller names sixteen values.
         F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f16::from_bits(x).to_f32()))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_f16(p: *mut u16, v: Self::F) {
         // SAFETY: the caller names sixteen values.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.0.map(|x| f16::from_f32(x).to_bits())) }
@@ -80,7 +90,7 @@ unsafe impl Simd for Portable {
         // SAFETY: the caller names sixteen values.
         F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f32::from_bits(u32::from(x) << 16)))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_f8e4m3(p: *const u8) -> Self::F {
         // As bits of an f32 with four bits of exponent, whose bias is 120 less.
         let widen = |x: u8| {
@@ -136,7 +146,7 @@ unsafe impl Simd for Portable {
         }
         F16Lanes(words.map(f32::from_bits))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_i8(p: *mut i8, v: Self::F) {
         // SAFETY: the caller names sixteen bytes.
         unsafe { p.cast::<[i8; LANES]>().write(v.0.map(|x| x as i8)) }
@@ -147,12 +157,12 @@ unsafe impl Simd for Portable {
         let widen = |bits: [u32; LANES]| F16Lanes(bits.map(f32::from_bits));
         (widen(bits.map(|pair| pair << 16)), widen(bits.map(|pair| pair & 0xffff_0000)))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_bf16(p: *mut u16, v: Self::F) {
         // SAFETY: the caller names sixteen values.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.0.map(|x| bf16::from_f32(x).to_bits())) }
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn round_bf16_pairs(even: Self::F, odd: Self::F) -> Self::F {
         let bits = |x| u32::from(bf16::from_f32(x).to_bits());
         zip(even, odd, |even, odd| f32::from_bits(bits(even) | bits(odd) << 16))
@@ -223,7 +233,7 @@ unsafe impl Simd for Portable {
         let of = |i: usize| if i.is_multiple_of(2) { a.0[i / 2] } else { b.0[i / 2] };
         (F16Lanes(std::array::from_fn(of)), F16Lanes(std::array::from_fn(|i| of(i + LANES))))
     }
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn transpose(rows: [Self::F; LANES]) -> [Self::F; LANES] {
         std::array::from_fn(|i| F16Lanes(std::array::from_fn(|j| rows[j].0[i])))
     }

@@ -31,11 +31,12 @@ impl StoredAs {
     }
 
     /// The formats in which weights that are stored so can be packed.
-    pub fn formats(self) -> impl Iterator<Item = &'static Format> {
-        Format::of(match self {
+    pub fn formats(self) -> Vec<&'static Format> {
+        let encoding = match self {
             Self::Plain(dtype) => Encoding::Float(dtype),
             Self::Blocks(format) => Encoding::Blocks(format),
-        })
+        };
+        Format::of(encoding).collect()
     }
 }
 

@@ -9,7 +9,8 @@ use sinew_tensor::BlockFormat;
 use super::codes::{Codes, Expanded, with_codes};
 use super::expand::{Expands, expand};
 use super::groups::{Group, Products, Steps, less_zeros, multiply};
-use super::tile::{Expansion, Left, Reads, Tiles, tiles};
+use super::pack;
+use super::tile::{Expansion, Packing, Reads, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
@@ -17,7 +18,7 @@ use crate::packed::blocks::LINE;
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{Portable, Simd};
+use crate::simd::{Part, Portable, Simd};
 use crate::{Arithmetic, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
@@ -53,8 +54,11 @@ impl Listed for PortableWay {
 }
 
 pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>))
-        .expanding(Expansion { expand: expand_portable, tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>) });
+    Tiles::new(SimdLevel::Portable, pack::singles::<Portable>(), tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>))
+        .expanding(Expansion {
+            expand: expand_at::<Portable>,
+            tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>),
+        });
 
 /// The same.
 #[cfg(target_arch = "x86_64")]
@@ -68,8 +72,10 @@ impl Listed for Avx2Way {
 
 /// 4 rows of half a panel take 8 of 16 registers, beside which codes are looked up, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>))
-    .expanding(Expansion { expand: expand_avx2, tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>) });
+pub(crate) const AVX2: Tiles =
+    Tiles::new(SimdLevel::Avx2, pack::singles::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>)).expanding(
+        Expansion { expand: expand_at::<Avx2>, tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>) },
+    );
 
 /// The same.
 #[cfg(target_arch = "x86_64")]
@@ -88,66 +94,93 @@ impl Listed for Avx512Way {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX512: Tiles =
-    Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
-        .expanding(Expansion {
-            expand: expand_avx512,
-            tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
-        });
+pub(crate) const AVX512: Tiles = Tiles::new(
+    SimdLevel::Avx512,
+    pack::singles::<Avx512>(),
+    tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>),
+)
+.expanding(Expansion {
+    expand: expand_at::<Avx512>,
+    tiles: tiles!(expanded_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
+});
 
-/// [`multiply`] and [`expand`] at a level, for every kind of codes.
-macro_rules! groups_at {
-    ($groups:ident, $expanded:ident, $expand:ident, $simd:ty $(, $features:literal)?) => {
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $groups<const R: usize, const H: usize>(
-            panels: PanelKind,
-            reads: Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            let format = panels.admitted_blocks();
-            // SAFETY: passed on; the codes are the format's.
-            unsafe {
-                with_codes!(format.values(), C => {
-                    multiply::<_, R, 1, H, H>(Fma::<$simd, C>::of(format), format, reads, a, b, steps, sums, carry)
-                })
-            }
-        }
-
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $expanded<const R: usize, const H: usize>(
-            panels: PanelKind,
-            reads: Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            let format = panels.admitted_blocks();
-            // SAFETY: passed on.
-            unsafe { multiply::<_, R, 1, H, H>(Fma::<$simd, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
-        }
-
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
-            let format = panels.admitted_blocks();
-            // SAFETY: passed on; the codes are the format's.
-            unsafe {
-                with_codes!(format.values(), C => expand(Fma::<$simd, C>::of(format), format, b, steps, to))
-            }
-        }
-    };
+loops! {
+    groups_portable<R, H> => groups::<Portable, R, H>;
+    expanded_portable<R, H> => expanded::<Portable, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    groups_avx2<R, H> => groups::<Avx2, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    expanded_avx2<R, H> => expanded::<Avx2, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    groups_avx512<R, H> => groups::<Avx512, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    expanded_avx512<R, H> => expanded::<Avx512, R, H>;
 }
 
-groups_at!(groups_portable, expanded_portable, expand_portable, Portable);
-#[cfg(target_arch = "x86_64")]
-groups_at!(groups_avx2, expanded_avx2, expand_avx2, Avx2, "avx2,fma,f16c");
-#[cfg(target_arch = "x86_64")]
-groups_at!(groups_avx512, expanded_avx512, expand_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+/// [`multiply`] with every kind of codes.
+#[inline(always)]
+unsafe fn groups<S: Simd, const R: usize, const H: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let format = panels.admitted_blocks();
+    // SAFETY: passed on; the codes are the format's.
+    unsafe {
+        with_codes!(format.values(), C => {
+            multiply::<_, R, 1, H, H>(Fma::<S, C>::of(format), format, reads, a, b, steps, sums, carry)
+        })
+    }
+}
+
+/// [`multiply`] with what codes stand for.
+#[inline(always)]
+unsafe fn expanded<S: Simd, const R: usize, const H: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let format = panels.admitted_blocks();
+    // SAFETY: passed on.
+    unsafe { multiply::<_, R, 1, H, H>(Fma::<S, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
+}
+
+/// Looks up the codes of a block of a panel, at a level.
+unsafe fn expand_at<S: Simd>(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
+    // SAFETY: passed on.
+    unsafe { S::part(Expanding { format: panels.admitted_blocks(), b, steps, to }) }
+}
+
+#[derive(Clone, Copy)]
+struct Expanding {
+    format: BlockFormat,
+    b: *const u8,
+    steps: usize,
+    to: *mut u8,
+}
+
+impl Part for Expanding {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { format, b, steps, to } = self;
+        // SAFETY: passed on; the codes are the format's.
+        unsafe { with_codes!(format.values(), C => expand(Fma::<S, C>::of(format), format, b, steps, to)) }
+    }
+}
 
 /// Multiply-adds of f32.
 #[derive(Clone, Copy)]
@@ -163,7 +196,7 @@ impl<S, C: Codes> Fma<S, C> {
 }
 
 impl<S: Simd, C: Codes> Steps for Fma<S, C> {
-    const LEFT: Left = Left::Singles;
+    const PACKING: Packing = pack::singles::<S>();
     const STEPS: usize = C::PER_WORD;
 }
 
@@ -185,13 +218,13 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
         unsafe {
             for k in 0..C::PER_WORD {
                 let mut w = [S::splat(0.0); H];
-                for (h, w) in w.iter_mut().enumerate() {
-                    *w = self.codes.load::<S>(words.add(h * LINE / 2), k);
+                for h in 0..H {
+                    w[h] = self.codes.load::<S>(words.add(h * LINE / 2), k);
                 }
-                for (r, sums) in sums.iter_mut().enumerate() {
+                for r in 0..R {
                     let x = S::splat(*a.add(k * height + r));
-                    for (s, w) in sums.iter_mut().zip(w) {
-                        *s = S::fma(x, w, *s);
+                    for h in 0..H {
+                        sums[r][h] = S::fma(x, w[h], sums[r][h]);
                     }
                 }
             }
@@ -200,9 +233,9 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [S::F; H]) -> Self::Sums {
+    unsafe fn finish(self, sums: Self::Sums, group: Group) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { less_zeros::<S, ZEROS, R, H>(sums, group.header, zeros) }
+        unsafe { less_zeros::<S, R, H>(sums, group) }
     }
 }
 

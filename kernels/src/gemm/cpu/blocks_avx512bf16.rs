@@ -8,8 +8,9 @@ use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::expand::{self, Expands};
-use super::groups::{Group, Products, Steps, halves, less_zeros, multiply, unrolled};
-use super::tile::{Expansion, Left, Reads, Tiles, tiles};
+use super::groups::{Group, Products, Steps, halves, less_zeros, multiply, multiply_in_twos, unrolled};
+use super::pack;
+use super::tile::{Expansion, Loop, Packing, Reads, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
@@ -56,49 +57,30 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
     predicted::bf16_rate(hardware) * 0.8
 }
 
-pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>))
-    .expanding(Expansion { expand, tiles: tiles!(dot_expanded: <1>, <2>, <4>, <6>, <8>, <12>) });
+pub(crate) const DOTS: Tiles =
+    Tiles::new(SimdLevel::Avx512, pack::pairs::<Avx512>(), tiles!(few: <1>, <2>; dot: <4>, <6>, <8>))
+        .expanding(Expansion { expand, tiles: tiles!(few_expanded: <1>, <2>; dot_expanded: <4>, <6>, <8>, <12>) });
 
-/// [`multiply`] and [`expand::expand`] of a kind of codes, with what looks them up.
-macro_rules! pairs_by {
-    ($name:ident, $pairs:ty, $features:literal) => {
-        mod $name {
-            use super::*;
-
-            #[target_feature(enable = $features)]
-            pub unsafe fn groups<const R: usize, const V: usize>(
-                format: BlockFormat,
-                reads: Reads,
-                a: *const u8,
-                b: *const u8,
-                steps: usize,
-                sums: *mut f32,
-                carry: bool,
-            ) {
-                // SAFETY: passed on.
-                unsafe {
-                    let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    multiply::<_, R, 1, 2, V>(dots, format, reads, a, b, steps, sums, carry);
-                }
-            }
-
-            #[target_feature(enable = $features)]
-            pub unsafe fn expand(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
-                // SAFETY: passed on.
-                unsafe {
-                    let dots = Dots::<_, { <$pairs>::COUNT }>(<$pairs>::new(format.values()));
-                    expand::expand(dots, format, b, steps, to);
-                }
-            }
-        }
-    };
+loops! {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+    few_nibbles<R> => multiply_nibbles_in_twos::<R>;
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+    nibbles<R, V> => multiply_pairs::<Nibbles, 4, R, V>;
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+    integers<R, V> => multiply_pairs::<Integers, 2, R, V>;
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c")]
+    bytes<R, V> => multiply_pairs::<Bytes, 2, R, V>;
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+    expanded<R, V> => multiply_pairs::<Expanded, 1, R, V>;
+    few<R> => dot_few::<R>;
+    dot<R> => (if halves() { dot_by::<R, 1> as Loop } else { dot_by::<R, 2> });
+    few_expanded<R> => expanded::<R, 2>;
+    dot_expanded<R> => (if halves() { expanded::<R, 1> as Loop } else { expanded::<R, 2> });
 }
 
-pairs_by!(nibbles, Nibbles, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
-pairs_by!(integers, Integers, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
-pairs_by!(bytes, Bytes, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
-
-unsafe fn dot<const R: usize>(
+/// [`multiply`] with the `N` pairs of a word.
+#[inline(always)]
+unsafe fn multiply_pairs<P: Pairs, const N: usize, const R: usize, const V: usize>(
     panels: PanelKind,
     reads: Reads,
     a: *const u8,
@@ -107,12 +89,52 @@ unsafe fn dot<const R: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
+    let format = panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe {
-        if halves::<R, 2>() {
-            dot_by::<R, 1>(panels, reads, a, b, steps, sums, carry);
-        } else {
-            dot_by::<R, 2>(panels, reads, a, b, steps, sums, carry);
+        let dots = Dots::<P, N>(P::new(format.values()));
+        multiply::<_, R, 1, 2, V>(dots, format, reads, a, b, steps, sums, carry);
+    }
+}
+
+/// One row or two of codes of four bits. Of more there are products enough, and bytes are slower for it: there is more to do
+/// before their products.
+#[inline(always)]
+unsafe fn multiply_nibbles_in_twos<const R: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let format = panels.admitted_blocks();
+    // SAFETY: passed on.
+    unsafe {
+        let dots = Dots::<_, 4>(Nibbles::new(format.values()));
+        multiply_in_twos::<_, R>(dots, format, reads, a, b, steps, sums, carry);
+    }
+}
+
+/// One row or two.
+unsafe fn dot_few<const R: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    // SAFETY: passed on; floats of a byte were admitted where there is VBMI.
+    unsafe {
+        match panels.admitted_blocks().values() {
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
+                few_nibbles::<R>(panels, reads, a, b, steps, sums, carry)
+            }
+            BlockValues::Int8 => integers::<R, 2>(panels, reads, a, b, steps, sums, carry),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, 2>(panels, reads, a, b, steps, sums, carry),
         }
     }
 }
@@ -127,48 +149,41 @@ unsafe fn dot_by<const R: usize, const V: usize>(
     sums: *mut f32,
     carry: bool,
 ) {
-    let format = panels.admitted_blocks();
-    // SAFETY: passed on; the codes are the format's, and floats of a byte were admitted where there is VBMI.
+    // SAFETY: passed on; floats of a byte were admitted where there is VBMI.
     unsafe {
-        match format.values() {
+        match panels.admitted_blocks().values() {
             BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                nibbles::groups::<R, V>(format, reads, a, b, steps, sums, carry)
+                nibbles::<R, V>(panels, reads, a, b, steps, sums, carry)
             }
-            BlockValues::Int8 => integers::groups::<R, V>(format, reads, a, b, steps, sums, carry),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::groups::<R, V>(format, reads, a, b, steps, sums, carry),
+            BlockValues::Int8 => integers::<R, V>(panels, reads, a, b, steps, sums, carry),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, V>(panels, reads, a, b, steps, sums, carry),
         }
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-unsafe fn dot_expanded<const R: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
-    // SAFETY: passed on.
-    unsafe {
-        if halves::<R, 2>() {
-            multiply::<_, R, 1, 2, 1>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
-        } else {
-            multiply::<_, R, 1, 2, 2>(Dots::<_, 1>(Expanded), format, reads, a, b, steps, sums, carry);
+/// [`expand::expand`] of a kind of codes, with what looks them up.
+macro_rules! expand_by {
+    ($name:ident, $pairs:ty, $count:literal, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
+            // SAFETY: passed on.
+            unsafe { expand::expand(Dots::<_, $count>(<$pairs>::new(format.values())), format, b, steps, to) }
         }
-    }
+    };
 }
+
+expand_by!(expand_nibbles, Nibbles, 4, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+expand_by!(expand_integers, Integers, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+expand_by!(expand_bytes, Bytes, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     let format = panels.admitted_blocks();
     // SAFETY: as for `dot`.
     unsafe {
         match format.values() {
-            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => nibbles::expand(format, b, steps, to),
-            BlockValues::Int8 => integers::expand(format, b, steps, to),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::expand(format, b, steps, to),
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand_nibbles(format, b, steps, to),
+            BlockValues::Int8 => expand_integers(format, b, steps, to),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => expand_bytes(format, b, steps, to),
         }
     }
 }
@@ -178,7 +193,7 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
 struct Dots<P, const N: usize>(P);
 
 impl<P: Pairs, const N: usize> Steps for Dots<P, N> {
-    const LEFT: Left = Left::Pairs;
+    const PACKING: Packing = pack::pairs::<Avx512>();
     const STEPS: usize = N;
 }
 
@@ -188,8 +203,6 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
     type Sums = [[__m512; V]; R];
     const LOADED: usize = V * N + P::TABLES;
     const LIGHT: bool = false;
-    // Of more rows there are products enough, and bytes are slower for it: there is more to do before their products.
-    const IN_TWOS: bool = R <= 2 && V == 2 && N == 4;
 
     #[inline(always)]
     unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
@@ -203,15 +216,15 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
         // SAFETY: passed on.
         unsafe {
             let mut w = [self.0.load::<N>(words); V];
-            for (v, w) in w.iter_mut().enumerate().skip(1) {
-                *w = self.0.load::<N>(words.add(v * LINE / 2));
+            for v in 1..V {
+                w[v] = self.0.load::<N>(words.add(v * LINE / 2));
             }
-            unrolled!(I in 0..N {
-                for (r, sums) in sums.iter_mut().enumerate() {
+            unrolled!(I in 0..N of 4 {
+                for r in 0..R {
                     let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(*a.add(I * height + r)));
-                    for (s, w) in sums.iter_mut().zip(w) {
+                    for v in 0..V {
                         // The pair comes last: of one vector, the product reads it from memory by itself.
-                        *s = _mm512_dpbf16_ps(*s, w[I], x);
+                        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], w[v][I], x);
                     }
                 }
             });
@@ -220,9 +233,9 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
     }
 
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(self, sums: Self::Sums, group: Group, zeros: [__m512; V]) -> Self::Sums {
+    unsafe fn finish(self, sums: Self::Sums, group: Group) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { less_zeros::<Avx512, ZEROS, R, V>(sums, group.header, zeros) }
+        unsafe { less_zeros::<Avx512, R, V>(sums, group) }
     }
 }
 
@@ -249,20 +262,20 @@ mod tests {
 
     /// A tile's sums of some rows, and of three and a half groups of a panel, as it is and expanded, which are added to sums
     /// before them.
-    fn sums<const R: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
+    fn sums<const R: usize, const V: usize>(format: BlockFormat, run: Loop) -> Vec<u32> {
         let k = format.group() * 7 / 2;
         let mut next = numbers();
         let panel = panel(format, k, &mut next);
         let kind = PanelKind::Blocks(format);
         let mut value = || u32::from(bf16::from_f32(next() as f32 / 1000.0 - 30.0).to_bits());
-        let a: Vec<u32> = (0..Left::Pairs.bytes(kind, k) / 4 * R).map(|_| value() | value() << 16).collect();
+        let a: Vec<u32> = (0..DOTS.packing.bytes(kind, k) / 4 * R).map(|_| value() | value() << 16).collect();
         let mut sums: Vec<f32> = (0..R * PANEL).map(|_| next() as f32).collect();
         let mut of_expanded = sums.clone();
-        let mut expanded = vec![0u8; DOTS.expansion.expect("there is one").bytes(kind, Left::Pairs, k)];
+        let mut expanded = vec![0u8; DOTS.expansion.expect("there is one").bytes(kind, &DOTS.packing, k)];
         let (a, steps): (*const u8, usize) = (a.as_ptr().cast(), k / 2);
         // SAFETY: the machine has the instructions; rows and panel hold the steps, and the expanded panel has room for them.
         unsafe {
-            dot_by::<R, V>(kind, Reads::Again, a, panel.as_ptr(), steps, sums.as_mut_ptr(), true);
+            run(kind, Reads::Again, a, panel.as_ptr(), steps, sums.as_mut_ptr(), true);
             expand(kind, panel.as_ptr(), steps, expanded.as_mut_ptr());
             let (b, sums) = (expanded.as_ptr(), of_expanded.as_mut_ptr());
             multiply::<_, R, 1, 2, V>(Dots::<_, 1>(Expanded), format, Reads::Again, a, b, steps, sums, true);
@@ -283,12 +296,14 @@ mod tests {
             BlockFormat::new(BlockValues::F4E2M1, 32, DType::BF16, false),
         ];
         for format in formats.map(|format| format.expect("a format")) {
-            // Of one row and two, whole panels take two groups at once.
-            assert_eq!(sums::<1, 1>(format), sums::<1, 2>(format), "1 row of {format:?}");
-            assert_eq!(sums::<2, 1>(format), sums::<2, 2>(format), "2 rows of {format:?}");
-            assert_eq!(sums::<4, 1>(format), sums::<4, 2>(format), "4 rows of {format:?}");
-            assert_eq!(sums::<8, 1>(format), sums::<8, 2>(format), "8 rows of {format:?}");
-            assert_eq!(sums::<12, 1>(format), sums::<12, 2>(format), "12 rows of {format:?}");
+            // Whole panels of one row and two take two groups of codes of four bits at once.
+            assert_eq!(sums::<1, 1>(format, dot_by::<1, 1>), sums::<1, 2>(format, few::<1>), "1 row of {format:?}");
+            assert_eq!(sums::<2, 1>(format, dot_by::<2, 1>), sums::<2, 2>(format, few::<2>), "2 rows of {format:?}");
+            let half = [sums::<4, 1>(format, dot_by::<4, 1>), sums::<8, 1>(format, dot_by::<8, 1>)];
+            let whole = [sums::<4, 2>(format, dot_by::<4, 2>), sums::<8, 2>(format, dot_by::<8, 2>)];
+            assert_eq!(half, whole, "4 and 8 rows of {format:?}");
+            let (half, whole) = (sums::<12, 1>(format, dot_by::<12, 1>), sums::<12, 2>(format, dot_by::<12, 2>));
+            assert_eq!(half, whole, "12 rows of {format:?}");
         }
     }
 }

@@ -200,8 +200,11 @@ impl Product<'_> {
         let (plan, k) = (&self.plan, self.fixed.k);
         let to = workspace.wrapping_add(plan.workspace.list);
         let inline = packed * k <= INLINE_PACK;
-        let parts =
-            if inline { 1 } else { pack::parts(self.tiles.left, plan.shape.kind, k, team.threads().div_ceil(tiles)) };
+        let parts = if inline {
+            1
+        } else {
+            pack::parts(&self.tiles.packing, plan.shape.kind, k, team.threads().div_ceil(tiles))
+        };
         let pack = PackRows {
             rows: self.a,
             norm: self.norm,
@@ -223,7 +226,7 @@ impl Product<'_> {
         // SAFETY: the plan sized the workspace for these rows and for every worker, `check` vouches for the operands,
         // and the caller for the level.
         unsafe {
-            simd::launch(self.tiles.level, packers, tiles * parts, &pack);
+            packers.run(tiles * parts, |task, _| (self.tiles.packing.pack)(&pack, task));
             simd::launch(self.tiles.level, team, slabs.len() * runs, &multiply);
         }
     }
@@ -304,7 +307,7 @@ impl Multiply<'_> {
                             None => (packed, plan.reads),
                             Some(expansion) => {
                                 // SAFETY: the panel has the block, and scratch has room for it.
-                                unsafe { (expansion.expand)(kind, packed, width / tiles.left.per_step(), own) };
+                                unsafe { (expansion.expand)(kind, packed, width / tiles.packing.per_step, own) };
                                 (own.cast_const(), Reads::Again)
                             }
                         }
@@ -331,8 +334,8 @@ impl Multiply<'_> {
                     // SAFETY: the tile was packed at this height, of which what follows `k` values is this block's;
                     // sums of the tile are this worker's.
                     unsafe {
-                        let a = a.add(tile * plan.shape.row_bytes + tiles.left.bytes(kind, k) * height);
-                        run(kind, reads, a, b, width / tiles.left.per_step(), sums, k > 0);
+                        let a = a.add(tile * plan.shape.row_bytes + tiles.packing.bytes(kind, k) * height);
+                        run(kind, reads, a, b, width / tiles.packing.per_step, sums, k > 0);
                         if last {
                             finish.write_tile::<S>(place, sums, &bias);
                         }

@@ -22,7 +22,7 @@ pub(super) trait Expands: Steps {
 /// That of [`Expand`](super::tile::Expand).
 #[inline(always)]
 pub(super) unsafe fn expand<E: Expands>(codes: E, format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
-    let (header, group) = (blocks::header_bytes(format), format.group() / E::LEFT.per_step());
+    let (header, group) = (blocks::header_bytes(format), format.group() / E::PACKING.per_step);
     let (mut b, mut to) = (b, to);
     // SAFETY: passed on.
     unsafe {

@@ -7,7 +7,7 @@ use super::rows::OperandRows;
 use crate::cpu::line::Line;
 use crate::gemm::Epilogue;
 use crate::packed::{Outputs, PANEL};
-use crate::simd::{self, LANES, Reach, Simd, Stored};
+use crate::simd::{self, LANES, Part, Reach, Simd, Stored};
 
 /// An epilogue with its operands' addresses.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +45,13 @@ impl Finish {
         if let Some(bias) = self.bias.map(|bias| bias.moved(right * self.bias_step)) {
             for half in 0..2 {
                 let held = self.outputs.half_panel(panel, half);
-                // SAFETY: the bias has an element for each output.
-                unsafe { S::store(values.as_mut_ptr().add(half * LANES), bias.skip(held.start).load::<S>(held.len())) };
+                let to = values[half * LANES..].as_mut_ptr();
+                // SAFETY: the bias has an element for each output, of which none is none to widen.
+                unsafe {
+                    if !held.is_empty() {
+                        bias.skip(held.start).widen::<S>(held.len(), to);
+                    }
+                }
             }
         }
         values
@@ -72,26 +77,8 @@ impl Finish {
     /// Those of [`Simd`]; the rows and the panel are the result's, `sums` has them, and `bias` is the panel's.
     #[inline(always)]
     pub unsafe fn write_tile<S: Simd>(&self, place: Place, sums: *mut f32, bias: &[f32; PANEL]) {
-        let Self { outputs, out, residual, .. } = self;
-        let first = place.panel * outputs.columns_per_panel();
-        let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
-        let side_by_side = |rows: &OperandRows| rows.k_stride == 1 && rows.dtype == out.dtype;
-        let whole = columns.is_multiple_of(LANES) && side_by_side(out) && residual.iter().all(side_by_side);
-        // SAFETY: passed on: rows and columns are inside the result.
-        unsafe {
-            self.apply::<S>(sums, place.rows, bias);
-            match out.dtype {
-                DType::F32 if whole => self.store_whole::<S, f32>(place, first, columns, sums),
-                DType::F16 if whole => self.store_whole::<S, f16>(place, first, columns, sums),
-                DType::BF16 if whole => self.store_whole::<S, bf16>(place, first, columns, sums),
-                _ => {
-                    for r in 0..place.rows {
-                        let line = |rows: &OperandRows| rows.line(place.batch, place.row + r).skip(first);
-                        self.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
-                    }
-                }
-            }
-        }
+        // SAFETY: passed on.
+        unsafe { S::part(WriteTile { finish: self, place, sums, bias }) }
     }
 
     /// `alpha · sum + bias` of half a panel.
@@ -183,6 +170,44 @@ impl Finish {
                         x = self.added::<S>(x, T::load::<S>(residual.add(column)));
                     }
                     T::store::<S>(out.add(column), x);
+                }
+            }
+        }
+    }
+}
+
+/// See [`Finish::write_tile`].
+#[derive(Clone, Copy)]
+struct WriteTile<'a> {
+    finish: &'a Finish,
+    place: Place,
+    sums: *mut f32,
+    bias: &'a [f32; PANEL],
+}
+
+impl Part for WriteTile<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { finish, place, sums, bias } = self;
+        let Finish { outputs, out, residual, .. } = finish;
+        let first = place.panel * outputs.columns_per_panel();
+        let columns = (outputs.columns() - first).min(outputs.columns_per_panel());
+        let side_by_side = |rows: &OperandRows| rows.k_stride == 1 && rows.dtype == out.dtype;
+        let whole = columns.is_multiple_of(LANES) && side_by_side(out) && residual.iter().all(side_by_side);
+        // SAFETY: passed on: rows and columns are inside the result.
+        unsafe {
+            finish.apply::<S>(sums, place.rows, bias);
+            match out.dtype {
+                DType::F32 if whole => finish.store_whole::<S, f32>(place, first, columns, sums),
+                DType::F16 if whole => finish.store_whole::<S, f16>(place, first, columns, sums),
+                DType::BF16 if whole => finish.store_whole::<S, bf16>(place, first, columns, sums),
+                _ => {
+                    for r in 0..place.rows {
+                        let line = |rows: &OperandRows| rows.line(place.batch, place.row + r).skip(first);
+                        finish.store::<S>(sums.add(r * PANEL), line(out), residual.as_ref().map(line), columns);
+                    }
                 }
             }
         }

@@ -3,7 +3,8 @@
 use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::pack;
+use super::tile::{Reads, Tiles, loops, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use crate::cpu::leveled::needs;
 use crate::gemm::GemmStatic;
@@ -60,7 +61,7 @@ impl Listed for PortableWay {
 }
 
 pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, Left::Singles, tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Portable, pack::singles::<Portable>(), tiles!(chain_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// One fused multiply-add per product.
 #[cfg(target_arch = "x86_64")]
@@ -75,7 +76,7 @@ impl Listed for Avx2Way {
 /// Of 16 registers 6 rows of half a panel take 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, Left::Singles, tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
+    Tiles::new(SimdLevel::Avx2, pack::singles::<Avx2>(), tiles!(chain_avx2: <1, 2>, <2, 2>, <4, 1>, <6, 1>));
 
 /// One fused multiply-add per product.
 #[cfg(target_arch = "x86_64")]
@@ -89,41 +90,44 @@ impl Listed for Avx512Way {
 
 /// 12 rows of two registers of sums, two of weights and one broadcast are 27 of AVX-512's 32.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX512: Tiles =
-    Tiles::new(SimdLevel::Avx512, Left::Singles, tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>));
+pub(crate) const AVX512: Tiles = Tiles::new(
+    SimdLevel::Avx512,
+    pack::singles::<Avx512>(),
+    tiles!(chain_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>, <12, 2>),
+);
 
-/// [`chain`] at a level, for every kind of panel.
-macro_rules! chain_at {
-    ($name:ident, $simd:ty $(, $features:literal)?) => {
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $name<const R: usize, const H: usize>(
-            panels: PanelKind,
-            reads: Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            let a = a.cast();
-            // SAFETY: passed on; the kind is the panels'.
-            unsafe {
-                match panels {
-                    PanelKind::F32 => chain::<$simd, Singles, R, H>(reads, a, b, steps, sums, carry),
-                    PanelKind::F16 => chain::<$simd, Halves, R, H>(reads, a, b, steps, sums, carry),
-                    PanelKind::Bf16 => chain::<$simd, Pairs, R, H>(reads, a, b, steps, sums, carry),
-                    PanelKind::Blocks(_) => unreachable!("a row of floats admitted block-quantized weights"),
-                }
-            }
-        }
-    };
+loops! {
+    chain_portable<R, H> => chains::<Portable, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    chain_avx2<R, H> => chains::<Avx2, R, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    chain_avx512<R, H> => chains::<Avx512, R, H>;
 }
 
-chain_at!(chain_portable, Portable);
-#[cfg(target_arch = "x86_64")]
-chain_at!(chain_avx2, Avx2, "avx2,fma,f16c");
-#[cfg(target_arch = "x86_64")]
-chain_at!(chain_avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+/// [`chain`] for every kind of panel.
+#[inline(always)]
+unsafe fn chains<S: Simd, const R: usize, const H: usize>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let a = a.cast();
+    // SAFETY: passed on; the kind is the panels'.
+    unsafe {
+        match panels {
+            PanelKind::F32 => chain::<S, Singles, R, H>(reads, a, b, steps, sums, carry),
+            PanelKind::F16 => chain::<S, Halves, R, H>(reads, a, b, steps, sums, carry),
+            PanelKind::Bf16 => chain::<S, Pairs, R, H>(reads, a, b, steps, sums, carry),
+            PanelKind::Blocks(_) => unreachable!("a row of floats admitted block-quantized weights"),
+        }
+    }
+}
 
 /// How a panel's steps are read as f32.
 trait Panel {
@@ -189,9 +193,9 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
         for first in (0..2).step_by(H) {
             let mut s = [[S::splat(0.0); H]; R];
             if carry {
-                for (r, row) in s.iter_mut().enumerate() {
-                    for (h, s) in row.iter_mut().enumerate() {
-                        *s = S::load(sums.add(r * PANEL + (first + h) * LANES));
+                for r in 0..R {
+                    for h in 0..H {
+                        s[r][h] = S::load(sums.add(r * PANEL + (first + h) * LANES));
                     }
                 }
             }
@@ -200,22 +204,22 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
                 prefetch_ahead(b, H * P::BYTES / 2, reads, R == 1 && P::LIGHT);
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];
-                    for (h, w) in w.iter_mut().enumerate() {
-                        *w = P::load::<S>(b.add(h * P::BYTES / 2), depth);
+                    for h in 0..H {
+                        w[h] = P::load::<S>(b.add(h * P::BYTES / 2), depth);
                     }
-                    for (r, row) in s.iter_mut().enumerate() {
+                    for r in 0..R {
                         let x = S::splat(*a.add(depth * R + r));
-                        for (s, w) in row.iter_mut().zip(w) {
-                            *s = S::fma(x, w, *s);
+                        for h in 0..H {
+                            s[r][h] = S::fma(x, w[h], s[r][h]);
                         }
                     }
                 }
                 a = a.add(P::DEPTH * R);
                 b = b.add(P::BYTES);
             }
-            for (r, row) in s.iter().enumerate() {
-                for (h, s) in row.iter().enumerate() {
-                    S::store(sums.add(r * PANEL + (first + h) * LANES), *s);
+            for r in 0..R {
+                for h in 0..H {
+                    S::store(sums.add(r * PANEL + (first + h) * LANES), s[r][h]);
                 }
             }
         }

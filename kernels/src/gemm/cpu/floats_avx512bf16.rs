@@ -5,12 +5,13 @@ use std::arch::x86_64::*;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::floats;
-use super::tile::{Left, Reads, Tiles, prefetch_ahead, tiles};
+use super::pack;
+use super::tile::{Reads, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;
 use crate::packed::{PANEL, PanelKind};
 use crate::rates::predicted;
-use crate::simd::LANES;
+use crate::simd::{Avx512, LANES};
 use crate::{Arithmetic, Compute, Refusal};
 
 const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-chain", foreign: false, flushes_subnormals: true };
@@ -40,7 +41,8 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
     predicted::bf16_rate(hardware) * 0.85
 }
 
-pub(crate) const DOTS: Tiles = Tiles::new(SimdLevel::Avx512, Left::Pairs, tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
+pub(crate) const DOTS: Tiles =
+    Tiles::new(SimdLevel::Avx512, pack::pairs::<Avx512>(), tiles!(dot: <1>, <2>, <4>, <6>, <8>, <12>));
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]

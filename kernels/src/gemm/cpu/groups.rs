@@ -2,9 +2,9 @@
 
 use sinew_tensor::{BlockFormat, DType};
 
-use super::tile::{Left, Reads, prefetch_ahead};
+use super::tile::{Packing, Reads, prefetch_ahead};
+use crate::packed::PANEL;
 use crate::packed::blocks::{self, LINE};
-use crate::packed::{PANEL, PanelKind};
 use crate::rates::cores;
 use crate::simd::{self, LANES, Reach, Simd};
 
@@ -14,7 +14,7 @@ const ROW_AHEAD: usize = 512;
 /// Steps of K: of the activations, and of the lines of words that they are multiplied with.
 pub(super) trait Steps: Copy {
     /// What a step of the activations is.
-    const LEFT: Left;
+    const PACKING: Packing;
     /// Steps in a line of words.
     const STEPS: usize;
 }
@@ -22,41 +22,38 @@ pub(super) trait Steps: Copy {
 /// The products of `R` rows with `V` vectors of sixteen outputs: what differs between arithmetics.
 ///
 /// # Safety
-/// Those of [`Simd`]; `a` are steps of words of 32 bits, [`Left::words`](super::tile::Left::words) times one of each of a
-/// tile's `height` rows, of which the first `R` are multiplied; `header` is what comes before a group of them (see
-/// [`Left::header`](super::tile::Left::header)), its first row being that of `a`; `words` are `V` times sixteen words.
+/// Those of [`Simd`]; `a` are steps of words of 32 bits, [`Packing::words`] times one of each of a tile's `height` rows, of
+/// which the first `R` are multiplied; `header` is what comes before a group of them (see [`Packing::header`]), its first
+/// row being that of `a`; `words` are `V` times sixteen words, and a group's scales and zero points as many.
 #[allow(clippy::missing_safety_doc, reason = "the trait's section on safety holds for every function")]
 pub(super) trait Products<const R: usize, const V: usize>: Steps {
     type S: Simd;
     /// The sums of a group.
     type Sums: Copy;
     /// Words of each row in the steps of a line.
-    const WORDS: usize = Self::STEPS * Self::LEFT.words();
+    const WORDS: usize = Self::STEPS * Self::PACKING.words;
     /// Vectors that a line's weights take, and what looks them up.
     const LOADED: usize;
     /// Vectors that a row's sums of a group take, of sixteen outputs.
     const SUMS: usize = 1;
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
-    /// Whether two groups are multiplied at once, so that products do not wait for those before them.
-    const IN_TWOS: bool = false;
     /// What sums start from.
     unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums;
     /// Adds the products of a line of words.
     unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums;
     /// The sums of a group, less the zero points' where there are any.
-    unsafe fn finish<const ZEROS: bool>(
-        self,
-        sums: Self::Sums,
-        group: Group,
-        zeros: [<Self::S as Simd>::F; V],
-    ) -> [[<Self::S as Simd>::F; V]; R];
+    unsafe fn finish(self, sums: Self::Sums, group: Group) -> [[<Self::S as Simd>::F; V]; R];
 }
 
-/// The body for each `I` below a count of no more than four, without a loop: what the compiler deems too long to unroll would
-/// index its vectors, and have them in memory.
+/// The body for each `I` below a count of no more than two or four, without a loop: what the compiler deems too long to unroll
+/// would index its vectors, and have them in memory.
 macro_rules! unrolled {
-    ($i:ident in 0..$count:ident $body:block) => {{
+    ($i:ident in 0..$count:ident of 2 $body:block) => {{
+        const { assert!($count <= 2) };
+        unrolled!(@each 0 1, $i, $count, $body)
+    }};
+    ($i:ident in 0..$count:ident of 4 $body:block) => {{
         const { assert!($count <= 4) };
         unrolled!(@each 0 1 2 3, $i, $count, $body)
     }};
@@ -69,21 +66,24 @@ macro_rules! unrolled {
 }
 pub(super) use unrolled;
 
-/// Where a group is: of [`Products`] the `header` and the steps `a` behind it, of a tile of a height, and its words.
+/// Where a group is: of [`Products`] the `header` and the steps `a` behind it, of a tile of a height, and the words of some
+/// outputs.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     pub header: *const f32,
     pub height: usize,
     pub a: *const f32,
     pub words: *const u8,
+    /// The scales of its outputs, and their zero points, null where there are none.
+    pub scales: *const u8,
+    pub zeros: *const i8,
 }
 
-/// Whether a tile of `R` rows takes `H` vectors of a panel one by one within each group, where cores are the faster for it:
-/// see [`cores::Known::halves_panels`].
+/// Whether more than two rows, which do not wait for memory, take vectors of a panel one by one within each group, where
+/// cores are the faster for it: see [`cores::Known::halves_panels`].
 #[inline(always)]
-pub(super) fn halves<const R: usize, const H: usize>() -> bool {
-    // One and two rows wait for memory.
-    R > 2 && H == 2 && cores::known().halves_panels
+pub(super) fn halves() -> bool {
+    cores::known().halves_panels
 }
 
 /// Multiplies a tile of `PARTS` times `R` rows with a panel of blocks, `H` of its vectors in a pass. Of each group `R` rows
@@ -108,29 +108,51 @@ pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: us
     sums: *mut f32,
     carry: bool,
 ) {
-    // SAFETY: passed on.
-    unsafe {
-        if format.zero_points() {
-            all_groups::<P, true, R, PARTS, H, V>(products, format, reads, a, b, steps, sums, carry);
-        } else {
-            all_groups::<P, false, R, PARTS, H, V>(products, format, reads, a, b, steps, sums, carry);
+    const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
+    // Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
+    let kept = R * PARTS <= H || R * (PARTS * H + V * P::SUMS) + P::LOADED < P::S::VECTORS;
+    let group = format.group() / P::PACKING.per_step;
+    let asks = R > 1 || !P::LIGHT || cores::known().asks_ahead;
+    for first in (0..2).step_by(H) {
+        // SAFETY: passed on; what is read and written is inside what the contract names.
+        unsafe {
+            let mut sums = Sums::<P::S, R, PARTS, H>::new(sums.add(first * LANES), carry, kept);
+            let mut groups = Groups::new::<P::S>(&P::PACKING, format, reads, R * PARTS, first, a, b);
+            let mut done = 0;
+            while done < steps {
+                let here = (steps - done).min(group);
+                let lines = here / P::STEPS;
+                if !asks {
+                    // The panel's words pass through the first cache all the same, and push a long row out of it.
+                    simd::prefetch(groups.a.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
+                }
+                // No loop: the sums of each part are registers.
+                let of = group_sums::<P, R, V>(products, &groups, groups.at(0, 0), lines, asks);
+                sums.add(0, 0, of.0, of.1);
+                if V < H {
+                    let of = group_sums::<P, R, V>(products, &groups, groups.at(0, 1), lines, asks);
+                    sums.add(0, 1, of.0, of.1);
+                }
+                if PARTS > 1 {
+                    let of = group_sums::<P, R, V>(products, &groups, groups.at(R, 0), lines, false);
+                    sums.add(1, 0, of.0, of.1);
+                }
+                groups.skip(lines, lines * P::WORDS);
+                done += here;
+            }
+            sums.write();
         }
     }
 }
 
+/// The same of one part and whole panels, two groups at once, so that products do not wait for those before them: as one
+/// group after the other, to the bit.
+///
+/// # Safety
+/// That of [`multiply`].
 #[inline(always)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a loop's own; bundled, 8 rows of fp8 spill registers and take a third longer"
-)]
-unsafe fn all_groups<
-    P: Products<R, V>,
-    const ZEROS: bool,
-    const R: usize,
-    const PARTS: usize,
-    const H: usize,
-    const V: usize,
->(
+#[expect(clippy::too_many_arguments, reason = "those of `multiply`")]
+pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
     products: P,
     format: BlockFormat,
     reads: Reads,
@@ -140,228 +162,197 @@ unsafe fn all_groups<
     sums: *mut f32,
     carry: bool,
 ) {
-    const { assert!(!P::IN_TWOS || PARTS == 1 && V == H, "what is multiplied in twos is one part") };
-    const { assert!(!(P::IN_TWOS && P::LIGHT), "what is multiplied in twos asks ahead") };
-    let group = format.group() / P::LEFT.per_step();
-    let asks = R > 1 || !P::LIGHT || cores::known().asks_ahead;
-    for first in (0..2).step_by(H) {
-        // SAFETY: passed on; what is read and written is inside what the contract names.
-        unsafe {
-            let sums = Sums::<P, R, PARTS, H, V>::new(sums.add(first * LANES), carry);
-            let mut groups =
-                Groups::<P, ZEROS, R, PARTS, H, V> { products, format, reads, asks, first, a: a.cast(), b, sums };
-            let mut done = 0;
-            while P::IN_TWOS && steps - done >= 2 * group {
-                groups.next_two(group);
-                done += 2 * group;
+    const { assert!(R <= 2 && !P::LIGHT, "few rows, which ask ahead") };
+    let lines = format.group() / P::PACKING.per_step / P::STEPS;
+    let mut done = 0;
+    // SAFETY: passed on; what is read and written is inside what the contract names.
+    unsafe {
+        let mut groups = Groups::new::<P::S>(&P::PACKING, format, reads, R, 0, a, b);
+        let two = 2 * lines * P::STEPS;
+        if steps >= two {
+            let mut all = Sums::<P::S, R, 1, 2>::new(sums, carry, true);
+            while steps - done >= two {
+                let (first, b) = (groups.at(0, 0), groups.b);
+                groups.skip(lines, lines * P::WORDS);
+                let second = groups.at(0, 0);
+                groups.skip(lines, lines * P::WORDS);
+                let mut of_first = products.start(first.header, R);
+                let mut of_second = products.start(second.header, R);
+                // Of both in the order in which they lie.
+                for line in 0..lines {
+                    prefetch_ahead(b.add(2 * line * LINE), 2 * LINE, reads, false);
+                    let (row, word) = (line * P::WORDS * R, line * LINE);
+                    of_first = products.add_line(of_first, first.a.add(row), R, first.words.add(word));
+                    of_second = products.add_line(of_second, second.a.add(row), R, second.words.add(word));
+                }
+                prefetch_ahead(b.add(2 * lines * LINE), 2 * groups.header_bytes, reads, false);
+                let (scales, sums) = (load_scales::<P::S, 2>(format, first.scales), products.finish(of_first, first));
+                all.add(0, 0, sums, scales);
+                let (scales, sums) =
+                    (load_scales::<P::S, 2>(format, second.scales), products.finish(of_second, second));
+                all.add(0, 0, sums, scales);
+                done += two;
             }
-            for done in (done..steps).step_by(group) {
-                groups.next((steps - done).min(group));
-            }
-            groups.sums.write();
+            all.write();
+        }
+        if done < steps {
+            let (a, b, carry) = (groups.a.cast(), groups.b, carry || done > 0);
+            multiply::<P, R, 1, 2, 2>(products, format, reads, a, b, steps - done, sums, carry);
         }
     }
 }
 
-/// Groups that are left, and the sums of those before.
-struct Groups<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize, const V: usize>
-{
-    products: P,
+/// Groups that are left of a tile and a panel.
+#[derive(Clone, Copy)]
+struct Groups {
     format: BlockFormat,
     reads: Reads,
-    /// Whether words are asked for ahead.
-    asks: bool,
+    /// Rows of the tile, and words of each before a group.
+    height: usize,
+    header: usize,
+    /// Bytes before a group of the panel.
+    header_bytes: usize,
     /// The first of the panel's vectors.
     first: usize,
     a: *const f32,
     b: *const u8,
-    sums: Sums<P, R, PARTS, H, V>,
 }
 
-impl<P: Products<R, V>, const ZEROS: bool, const R: usize, const PARTS: usize, const H: usize, const V: usize>
-    Groups<P, ZEROS, R, PARTS, H, V>
-{
-    /// Adds the next group, of `here` steps.
+impl Groups {
     #[inline(always)]
-    unsafe fn next(&mut self, here: usize) {
-        let lines = here / P::STEPS;
-        // SAFETY: passed on.
-        unsafe {
-            if !self.asks {
-                // The panel's words pass through the first cache all the same, and push a long row out of it.
-                simd::prefetch(self.a.cast::<u8>().wrapping_add(ROW_AHEAD), Reach::Near);
-            }
-            // No loop: the sums of each part are registers.
-            self.part::<0, 0>(lines);
-            if V < H {
-                self.part::<0, 1>(lines);
-            }
-            if PARTS > 1 {
-                self.part::<1, 0>(lines);
-            }
-            self.skip(lines);
-        }
+    fn new<S: Simd>(
+        packing: &Packing,
+        format: BlockFormat,
+        reads: Reads,
+        height: usize,
+        first: usize,
+        a: *const u8,
+        b: *const u8,
+    ) -> Self {
+        let (header, header_bytes) = ((packing.header)(format), blocks::header_bytes(format));
+        Self { format, reads, height, header, header_bytes, first, a: a.cast(), b }
     }
 
-    /// Adds the next two groups, each of `steps`, line by line: as one after the other, to the bit.
+    /// The group that is next, from a row of the tile and a vector of the pass on.
     #[inline(always)]
-    unsafe fn next_two(&mut self, steps: usize) {
-        let lines = steps / P::STEPS;
+    unsafe fn at(&self, row: usize, vector: usize) -> Group {
+        let (format, height, lane) = (self.format, self.height, (self.first + vector) * LANES);
         // SAFETY: passed on.
         unsafe {
-            let header_bytes = blocks::header_bytes(self.format);
-            let (first, b) = (self.group::<0, 0>(), self.b);
-            self.skip(lines);
-            let (second, second_b) = (self.group::<0, 0>(), self.b);
-            self.skip(lines);
-            let mut sums = [first, second].map(|group| self.products.start(group.header, group.height));
-            // Of both in the order in which they lie.
-            for line in 0..lines {
-                prefetch_ahead(b.add(2 * line * LINE), 2 * LINE, self.reads, false);
-                for (sums, group) in sums.iter_mut().zip([first, second]) {
-                    let a = group.a.add(line * P::WORDS * group.height);
-                    *sums = self.products.add_line(*sums, a, group.height, group.words.add(line * LINE));
-                }
-            }
-            prefetch_ahead(b.add(2 * lines * LINE), 2 * header_bytes, self.reads, false);
-            self.finish::<0, 0>(first, b, sums[0]);
-            self.finish::<0, 0>(second, second_b, sums[1]);
-        }
-    }
-
-    /// Goes past a group of so many lines.
-    #[inline(always)]
-    unsafe fn skip(&mut self, lines: usize) {
-        let (header, format) = (P::LEFT.header(PanelKind::Blocks(self.format)), self.format);
-        // SAFETY: passed on.
-        unsafe {
-            self.a = self.a.add((header + lines * P::WORDS) * R * PARTS);
-            self.b = self.b.add(blocks::header_bytes(format) + lines * LINE);
-        }
-    }
-
-    /// The group that is next, for a part of the rows and from the vector `FROM` of the pass on.
-    #[inline(always)]
-    unsafe fn group<const PART: usize, const FROM: usize>(&self) -> Group {
-        let height = R * PARTS;
-        // SAFETY: passed on.
-        unsafe {
-            let header = self.a.add(PART * R);
+            let header = self.a.add(row);
             Group {
                 header,
                 height,
-                a: header.add(P::LEFT.header(PanelKind::Blocks(self.format)) * height),
-                words: self.b.add(blocks::header_bytes(self.format) + (self.first + FROM) * LINE / 2),
+                a: header.add(self.header * height),
+                words: self.b.add(self.header_bytes + lane * size_of::<f32>()),
+                scales: self.b.add(lane * format.scale_dtype().size()),
+                zeros: match format.zero_points() {
+                    true => self.b.add(blocks::scales_bytes(format) + lane).cast(),
+                    false => std::ptr::null(),
+                },
             }
         }
     }
 
-    /// Adds a group at `b` whose products have these sums.
+    /// Goes past a group of so many lines, and words of a row.
     #[inline(always)]
-    unsafe fn finish<const PART: usize, const FROM: usize>(&mut self, group: Group, b: *const u8, sums: P::Sums) {
+    unsafe fn skip(&mut self, lines: usize, words: usize) {
         // SAFETY: passed on.
         unsafe {
-            let (scales, zeros) = vectors::<P::S, ZEROS, V>(self.format, b, self.first + FROM);
-            self.sums.add::<PART, FROM>(self.products.finish::<ZEROS>(sums, group, zeros), scales);
-        }
-    }
-
-    /// Adds the next group of a part of the rows, from the vector `FROM` of the pass on.
-    #[inline(always)]
-    unsafe fn part<const PART: usize, const FROM: usize>(&mut self, lines: usize) {
-        const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
-        let Self { products, reads, asks, b, .. } = *self;
-        // SAFETY: passed on.
-        unsafe {
-            let group = self.group::<PART, FROM>();
-            let mut s = products.start(group.header, group.height);
-            let Group { mut a, mut words, height, .. } = group;
-            for _ in 0..lines {
-                if asks && PART == 0 {
-                    prefetch_ahead(words, V * LINE / 2, reads, false);
-                }
-                s = products.add_line(s, a, height, words);
-                (a, words) = (a.add(P::WORDS * height), words.add(LINE));
-            }
-            prefetch_ahead(b, 1, reads, false);
-            self.finish::<PART, FROM>(group, b, s);
+            self.a = self.a.add((self.header + words) * self.height);
+            self.b = self.b.add(self.header_bytes + lines * LINE);
         }
     }
 }
 
-/// The scales and zero points of a group's outputs, from the vector `first` on.
+/// The sums of a group of so many lines, of `R` rows with `V` vectors, and the vectors' scales.
 #[inline(always)]
-unsafe fn vectors<S: Simd, const ZEROS: bool, const V: usize>(
-    format: BlockFormat,
-    b: *const u8,
-    first: usize,
-) -> ([S::F; V], [S::F; V]) {
+#[expect(clippy::type_complexity, reason = "vectors that stay registers")]
+unsafe fn group_sums<P: Products<R, V>, const R: usize, const V: usize>(
+    products: P,
+    groups: &Groups,
+    group: Group,
+    lines: usize,
+    asks: bool,
+) -> ([[<P::S as Simd>::F; V]; R], [<P::S as Simd>::F; V]) {
     // SAFETY: passed on.
     unsafe {
-        let (mut scales, mut zeros) = ([S::splat(0.0); V], [S::splat(0.0); V]);
-        for (h, (scale, zero)) in scales.iter_mut().zip(&mut zeros).enumerate() {
-            let lane = (first + h) * LANES;
-            let p = b.add(lane * format.scale_dtype().size());
-            *scale = match format.scale_dtype() {
+        let mut s = products.start(group.header, group.height);
+        let Group { mut a, mut words, height, .. } = group;
+        for _ in 0..lines {
+            if asks {
+                prefetch_ahead(words, V * LINE / 2, groups.reads, false);
+            }
+            s = products.add_line(s, a, height, words);
+            (a, words) = (a.add(P::WORDS * height), words.add(LINE));
+        }
+        prefetch_ahead(groups.b, 1, groups.reads, false);
+        (products.finish(s, group), load_scales::<P::S, V>(groups.format, group.scales))
+    }
+}
+
+/// The scales at `p` of vectors of outputs.
+#[inline(always)]
+unsafe fn load_scales<S: Simd, const V: usize>(format: BlockFormat, p: *const u8) -> [S::F; V] {
+    let dtype = format.scale_dtype();
+    // SAFETY: passed on.
+    unsafe {
+        let mut scales = [S::splat(0.0); V];
+        for v in 0..V {
+            let p = p.add(v * LANES * dtype.size());
+            scales[v] = match dtype {
                 DType::F16 => S::load_f16(p.cast()),
                 DType::BF16 => S::load_bf16(p.cast()),
                 _ => S::load(p.cast()),
             };
-            if ZEROS {
-                *zero = S::load_i8(b.add(blocks::scales_bytes(format) + lane).cast());
-            }
         }
-        (scales, zeros)
+        scales
     }
 }
 
-/// Sums of all groups: of few rows in registers, else in memory, so that those of a group have the registers.
-struct Sums<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize> {
+/// Sums of all groups: `kept` in registers, else in memory, so that those of a group have the registers.
+struct Sums<S: Simd, const R: usize, const PARTS: usize, const H: usize> {
     at: *mut f32,
-    kept: [[[<P::S as Simd>::F; H]; R]; PARTS],
+    kept: Option<[[[S::F; H]; R]; PARTS]>,
 }
 
-impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize> Sums<P, R, PARTS, H, V> {
-    /// Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
-    const KEPT: bool = R * PARTS <= H || R * (PARTS * H + V * P::SUMS) + P::LOADED < P::S::VECTORS;
-
+// Whether sums are kept, parts and vectors are arguments that each call names: inlined they are constants, and one function is
+// compiled for all of them.
+impl<S: Simd, const R: usize, const PARTS: usize, const H: usize> Sums<S, R, PARTS, H> {
     #[inline(always)]
-    unsafe fn new(at: *mut f32, carry: bool) -> Self {
+    unsafe fn new(at: *mut f32, carry: bool, kept: bool) -> Self {
         // SAFETY: passed on.
         unsafe {
-            let mut kept = [[[P::S::splat(0.0); H]; R]; PARTS];
-            for (r, kept) in kept.as_flattened_mut().iter_mut().enumerate() {
-                for (h, kept) in kept.iter_mut().enumerate() {
-                    match (carry, Self::KEPT) {
-                        (true, true) => *kept = P::S::load(at.add(r * PANEL + h * LANES)),
-                        (false, false) => P::S::store(at.add(r * PANEL + h * LANES), *kept),
-                        _ => {}
+            let zero = S::splat(0.0);
+            let mut sums = [[[zero; H]; R]; PARTS];
+            if kept == carry {
+                for part in 0..PARTS {
+                    for r in 0..R {
+                        for h in 0..H {
+                            let at = at.add((part * R + r) * PANEL + h * LANES);
+                            if kept { sums[part][r][h] = S::load(at) } else { S::store(at, zero) }
+                        }
                     }
                 }
             }
-            Self { at, kept }
+            Self { at, kept: kept.then_some(sums) }
         }
     }
 
-    /// Adds a group's sums of a part of the rows, from the vector `FROM` of the pass on.
+    /// Adds a group's sums of a part of the rows, from the vector `from` of the pass on.
     #[inline(always)]
-    unsafe fn add<const PART: usize, const FROM: usize>(
-        &mut self,
-        group: [[<P::S as Simd>::F; V]; R],
-        scales: [<P::S as Simd>::F; V],
-    ) {
+    unsafe fn add<const V: usize>(&mut self, part: usize, from: usize, group: [[S::F; V]; R], scales: [S::F; V]) {
         // Else the compiler keeps them in registers all the same.
-        let at = if Self::KEPT { self.at } else { std::hint::black_box(self.at) };
-        for (r, x) in group.into_iter().enumerate() {
-            for (h, x) in x.into_iter().enumerate() {
+        let at = if self.kept.is_some() { self.at } else { std::hint::black_box(self.at) };
+        for r in 0..R {
+            for v in 0..V {
                 // SAFETY: passed on.
                 unsafe {
-                    if Self::KEPT {
-                        let kept = &mut self.kept[PART][r][FROM + h];
-                        *kept = P::S::fma(x, scales[h], *kept);
+                    if let Some(kept) = &mut self.kept {
+                        kept[part][r][from + v] = S::fma(group[r][v], scales[v], kept[part][r][from + v]);
                     } else {
-                        let at = at.add((PART * R + r) * PANEL + (FROM + h) * LANES);
-                        P::S::store(at, P::S::fma(x, scales[h], P::S::load(at)));
+                        let at = at.add((part * R + r) * PANEL + (from + v) * LANES);
+                        S::store(at, S::fma(group[r][v], scales[v], S::load(at)));
                     }
                 }
             }
@@ -370,10 +361,14 @@ impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, cons
 
     #[inline(always)]
     unsafe fn write(&self) {
-        for (r, kept) in self.kept.as_flattened().iter().enumerate().filter(|_| Self::KEPT) {
-            for (h, &kept) in kept.iter().enumerate() {
-                // SAFETY: passed on.
-                unsafe { P::S::store(self.at.add(r * PANEL + h * LANES), kept) };
+        let Some(kept) = &self.kept else { return };
+        for part in 0..PARTS {
+            for r in 0..R {
+                for h in 0..H {
+                    let at = self.at.wrapping_add((part * R + r) * PANEL + h * LANES);
+                    // SAFETY: passed on.
+                    unsafe { S::store(at, kept[part][r][h]) };
+                }
             }
         }
     }
@@ -384,16 +379,18 @@ impl<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, cons
 /// # Safety
 /// That of [`Products::finish`].
 #[inline(always)]
-pub(super) unsafe fn less_zeros<S: Simd, const ZEROS: bool, const R: usize, const H: usize>(
-    mut sums: [[S::F; H]; R],
-    row_sums: *const f32,
-    zeros: [S::F; H],
-) -> [[S::F; H]; R] {
-    if ZEROS {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (s, zero) in sums.iter_mut().zip(zeros) {
-                // SAFETY: passed on.
-                unsafe { *s = S::fma(S::sub(S::splat(0.0), zero), S::splat(*row_sums.add(r)), *s) };
+pub(super) unsafe fn less_zeros<S: Simd, const R: usize, const V: usize>(
+    mut sums: [[S::F; V]; R],
+    Group { header: row_sums, zeros, .. }: Group,
+) -> [[S::F; V]; R] {
+    if !zeros.is_null() {
+        for v in 0..V {
+            // SAFETY: passed on.
+            unsafe {
+                let less = S::sub(S::splat(0.0), S::load_i8(zeros.add(v * LANES)));
+                for r in 0..R {
+                    sums[r][v] = S::fma(less, S::splat(*row_sums.add(r)), sums[r][v]);
+                }
             }
         }
     }

@@ -7,15 +7,14 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::groups::multiply;
 use super::int8;
-use super::integers::Int16;
-use super::quads::{EvenAndOdd, Quads, Vnni};
-use super::tile::{Left, Reads, Tiles, tiles};
+use super::pack;
+use super::quads::{EvenAndOdd, Vnni, multiply};
+use super::tile::{Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::gemm::block_float::INT16;
-use crate::packed::{PanelKind, blocks};
+use crate::simd::{Avx2, Avx512};
 use crate::{Compute, Refusal};
 
 /// `vpdpbusd`, of each quad twice.
@@ -63,56 +62,21 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 /// Six rows take 24 registers for the sums of a group, and leave the sums of all groups in memory.
 pub(crate) const VNNI: Tiles = Tiles::new(
     SimdLevel::Avx512,
-    Left::Int16(Int16::Bytes),
-    tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>),
+    pack::int16_in_bytes::<Avx512>(),
+    tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>; eight_vnni of 8),
 )
 .cutting_many_into(6);
 
 /// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, Left::Int16(Int16::Whole), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Avx2, pack::int16_whole::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
-/// [`multiply`] by some products, with their instructions.
-macro_rules! groups_by {
-    ($name:ident, $dots:ty, $features:literal) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $name<const R: usize, const H: usize>(
-            panels: PanelKind,
-            reads: Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            let format = panels.admitted_blocks();
-            // SAFETY: passed on; the number of quads is that of the format.
-            unsafe {
-                macro_rules! groups {
-                    ($quads:literal, $r:expr, $parts:literal) => {
-                        multiply::<_, { $r }, $parts, H, H>(
-                            Quads::<$dots, $quads, 2>::of(format),
-                            format,
-                            reads,
-                            a,
-                            b,
-                            steps,
-                            sums,
-                            carry,
-                        )
-                    };
-                }
-                // The sums of eight rows' groups have no registers.
-                match (blocks::quads(format.values()).len(), R) {
-                    (1, 8) => groups!(1, 4, 2),
-                    (1, _) => groups!(1, R, 1),
-                    (_, 8) => groups!(2, 4, 2),
-                    _ => groups!(2, R, 1),
-                }
-            }
-        }
-    };
+loops! {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    groups_avx2<R, H> => multiply::<EvenAndOdd, 2, R, 1, H, H>;
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    groups_vnni<R, H> => multiply::<Vnni, 2, R, 1, H, H>;
+    // The sums of eight rows' groups have no registers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    eight_vnni => multiply::<Vnni, 2, 4, 2, 2, 2>;
 }
-
-groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");

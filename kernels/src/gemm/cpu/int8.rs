@@ -3,17 +3,23 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
-use super::groups::{self, multiply};
+#[cfg(target_arch = "x86_64")]
+use super::groups;
+use super::pack;
 #[cfg(target_arch = "x86_64")]
 use super::quads::{EvenAndOdd, Vnni};
-use super::quads::{Plain, Quads};
-use super::tile::{Left, Reads, Tiles, tiles};
+use super::quads::{Plain, multiply};
+#[cfg(target_arch = "x86_64")]
+use super::tile::Reads;
+use super::tile::{Tiles, loops, tiles};
 use super::way::{Listed, Way, names};
 use crate::cpu::leveled::needs;
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
-use crate::packed::blocks;
 use crate::rates::predicted;
+use crate::simd::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
 use crate::{Arithmetic, Compute, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
@@ -55,48 +61,7 @@ impl Listed for PortableWay {
 }
 
 pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, Left::Quads, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
-
-/// [`multiply`] by some products, with their instructions.
-macro_rules! groups_by {
-    ($name:ident, $dots:ty $(, $features:literal)?) => {
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $name<const R: usize, const H: usize>(
-            panels: PanelKind,
-            reads: Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
-            let format = panels.admitted_blocks();
-            // Eight rows, four at a time, keep the sums of all groups in registers. Words are unpacked twice for it, which only
-            // pays where groups are short and end often; zero points would take the registers.
-            let parted = R == 8 && format.group() <= 32 && !format.zero_points();
-            // SAFETY: passed on; the number of quads is that of the format.
-            unsafe {
-                macro_rules! groups {
-                    ($r:expr, $parts:literal, $v:expr) => {
-                        match blocks::quads(format.values()).len() {
-                            1 => multiply::<_, { $r }, $parts, H, { $v }>(Quads::<$dots, 1, 1>::of(format), format, reads, a, b, steps, sums, carry),
-                            _ => multiply::<_, { $r }, $parts, H, { $v }>(Quads::<$dots, 2, 1>::of(format), format, reads, a, b, steps, sums, carry),
-                        }
-                    };
-                }
-                if parted {
-                    groups!(4, 2, H)
-                } else if R == 8 && format.zero_points() && groups::halves::<R, H>() {
-                    groups!(R, 1, 1)
-                } else {
-                    groups!(R, 1, H)
-                }
-            }
-        }
-    };
-}
-
-groups_by!(groups_portable, Plain);
+    Tiles::new(SimdLevel::Portable, pack::int8::<Portable>(), tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// Four products in an instruction.
 #[cfg(target_arch = "x86_64")]
@@ -117,9 +82,12 @@ impl Listed for VnniWay {
 /// 6 rows keep the sums of all groups in registers, beside those of the group: a third faster than 12 rows of groups of 32
 /// on Zen 5. For seven or eight rows a panel is read once only.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const VNNI: Tiles =
-    Tiles::new(SimdLevel::Avx512, Left::Quads, tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>))
-        .cutting_many_into(6);
+pub(crate) const VNNI: Tiles = Tiles::new(
+    SimdLevel::Avx512,
+    pack::int8::<Avx512>(),
+    tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>; eight_vnni of 8),
+)
+.cutting_many_into(6);
 
 /// Products in 16 bits, of even bytes and of odd ones.
 #[cfg(target_arch = "x86_64")]
@@ -133,9 +101,44 @@ impl Listed for Avx2Way {
 
 /// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Left::Quads, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+pub(crate) const AVX2: Tiles =
+    Tiles::new(SimdLevel::Avx2, pack::int8::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
+loops! {
+    groups_portable<R, H> => multiply::<Plain, 1, R, 1, H, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    groups_avx2<R, H> => multiply::<EvenAndOdd, 1, R, 1, H, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    groups_vnni<R, H> => multiply::<Vnni, 1, R, 1, H, H>;
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    eight_vnni => eight;
+}
+
+/// Eight rows. Four at a time keep the sums of all groups in registers: words are unpacked twice for it, which only pays where
+/// groups are short and end often; zero points would take the registers.
 #[cfg(target_arch = "x86_64")]
-groups_by!(groups_vnni, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-#[cfg(target_arch = "x86_64")]
-groups_by!(groups_avx2, EvenAndOdd, "avx2,fma,f16c");
+#[inline(always)]
+unsafe fn eight(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let format = panels.admitted_blocks();
+    // SAFETY: passed on.
+    unsafe {
+        if format.zero_points() && groups::halves() {
+            multiply::<Vnni, 1, 8, 1, 2, 1>(panels, reads, a, b, steps, sums, carry);
+        } else if format.group() <= 32 && !format.zero_points() {
+            multiply::<Vnni, 1, 4, 2, 2, 2>(panels, reads, a, b, steps, sums, carry);
+        } else {
+            multiply::<Vnni, 1, 8, 1, 2, 2>(panels, reads, a, b, steps, sums, carry);
+        }
+    }
+}

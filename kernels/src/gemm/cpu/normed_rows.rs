@@ -6,7 +6,7 @@ use crate::cpu::line::Line;
 use crate::gemm::{Gemm, GemmStatic, NORM_BIAS, NORM_WEIGHT};
 use crate::norm::NormKind;
 use crate::norm::lanes::{Formula, Scale};
-use crate::simd::{LANES, Simd, Stored};
+use crate::simd::{LANES, Part, Simd, Stored};
 use crate::strided::Scratch;
 use crate::{Operands, Operator, Result};
 
@@ -44,23 +44,6 @@ impl NormedRows {
         }))
     }
 
-    /// The statistics of a row of `k` values.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the row can be read.
-    #[inline(always)]
-    pub unsafe fn scale<S: Simd>(&self, row: Line, k: usize) -> Scale {
-        let mut room = Scratch::new();
-        let room = room.ptr();
-        // SAFETY: passed on; the room holds a block.
-        unsafe {
-            match self.formula.kind {
-                NormKind::Rms => self.formula.scale::<S, false>(row, k, std::ptr::null(), room),
-                NormKind::Layer => self.formula.scale::<S, true>(row, k, std::ptr::null(), room),
-            }
-        }
-    }
-
     /// Weight and bias of values `k..k + n`, at most 16, of a row in an order.
     ///
     /// # Safety
@@ -78,6 +61,32 @@ impl NormedRows {
                 None => S::splat(0.0),
             };
             Vectors { norm: self, weight: S::add(weight, S::splat(self.formula.offset)), bias }
+        }
+    }
+}
+
+/// The statistics of a row of `k` values, which can be read.
+#[derive(Clone, Copy)]
+pub(super) struct RowScale<'a> {
+    pub norm: &'a NormedRows,
+    pub row: Line,
+    pub k: usize,
+}
+
+impl Part for RowScale<'_> {
+    type Out = Scale;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Scale {
+        let Self { norm: NormedRows { formula, .. }, row, k } = self;
+        let mut room = Scratch::new();
+        let room = room.ptr();
+        // SAFETY: passed on; the room holds a block.
+        unsafe {
+            match formula.kind {
+                NormKind::Rms => formula.scale::<S, false>(row, k, std::ptr::null(), room),
+                NormKind::Layer => formula.scale::<S, true>(row, k, std::ptr::null(), room),
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What a tile is: its rows, how they are packed, and the loop over K, all that differs between rows of the table.
 
 use sinew_memory::SimdLevel;
+use sinew_tensor::BlockFormat;
 
-use super::integers::{Header, Int16};
+use super::pack::PackRows;
 use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 
@@ -43,61 +44,30 @@ pub(super) fn prefetch_ahead(p: *const u8, bytes: usize, reads: Reads, light: bo
 pub(super) const MAX_TILE: usize = 12;
 const _: () = assert!(MAX_TILE <= LANES, "a tile's rows are transposed in one block of registers");
 
-/// How a tile of A's rows is packed: steps of K, and in each a value, pair or quad of every row. With panels of blocks,
-/// what rows need to know of a group comes before its steps: see [`Left::header`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// f32.
-    Singles,
-    /// Pairs of bf16.
-    Pairs,
-    /// Quads of int8, in the order in which panels have theirs.
-    Quads,
-    /// Quads of int16 in that order, two words to each. Values that int16 does not hold beside the others of their group are
-    /// there as bf16, and are marked in the header.
-    Int16(Int16),
+/// How a tile of A's rows is packed: steps of K, and in each so many words of every row. With panels of blocks, what rows
+/// need to know of a group comes before its steps: its header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packing {
+    /// Values of K in a step.
+    pub per_step: usize,
+    /// Words of 32 bits of each row in a step.
+    pub words: usize,
+    /// Whether they are integers, in groups that do not depend on each other.
+    pub integers: bool,
+    /// Words of 32 bits of each row before the steps of a group.
+    pub header: fn(BlockFormat) -> usize,
+    /// Packs a part of a tile, at the level of the tiles.
+    pub pack: unsafe fn(rows: &PackRows<'_>, task: usize),
 }
 
-impl Left {
-    /// Whether they are integers, in groups that do not depend on each other.
-    pub const fn of_integers(self) -> bool {
-        matches!(self, Self::Quads | Self::Int16(_))
-    }
-
-    /// Values of K in a step.
-    pub const fn per_step(self) -> usize {
-        match self {
-            Self::Singles => 1,
-            Self::Pairs => 2,
-            Self::Quads | Self::Int16(_) => 4,
-        }
-    }
-
-    /// Words of 32 bits of each row in a step.
-    pub const fn words(self) -> usize {
-        match self {
-            Self::Singles | Self::Pairs | Self::Quads => 1,
-            Self::Int16(_) => 2,
-        }
-    }
-
-    /// Words of 32 bits of each row before the steps of a group: of quads their [`Header`], of others the f32 sum of the
-    /// group's values where there are zero points.
-    pub const fn header(self, panels: PanelKind) -> usize {
-        match (self, panels.blocks()) {
-            (_, None) => 0,
-            (Self::Quads, Some(format)) => Header::<1>::words(format.group()),
-            (Self::Int16(_), Some(format)) => Header::<2>::words(format.group()),
-            (Self::Singles | Self::Pairs, Some(format)) => format.zero_points() as usize,
-        }
-    }
-
+impl Packing {
     /// Bytes that `k` values of a row take, which are all of them or a multiple of what panels are divided at: in a
     /// tile what follows them starts as far behind, times its height.
-    pub fn bytes(self, panels: PanelKind, k: usize) -> usize {
-        let groups = panels.blocks().map_or(0, |format| k.div_ceil(format.group()));
-        let steps = panels.padded_k(k).div_ceil(self.per_step());
-        steps.saturating_mul(4 * self.words()).saturating_add(groups.saturating_mul(self.header(panels) * 4))
+    pub fn bytes(&self, panels: PanelKind, k: usize) -> usize {
+        let headers =
+            panels.blocks().map_or(0, |format| k.div_ceil(format.group()).saturating_mul((self.header)(format)));
+        let steps = panels.padded_k(k).div_ceil(self.per_step);
+        steps.saturating_mul(self.words).saturating_add(headers).saturating_mul(4)
     }
 }
 
@@ -108,7 +78,7 @@ pub(crate) struct Tiles {
     /// The level of everything around the loops: packing and epilogue.
     pub level: SimdLevel,
     /// How A is packed.
-    pub left: Left,
+    pub packing: Packing,
     /// From the lowest to the highest, of panels as they are.
     tiles: &'static [Tile],
     /// What more rows than the highest tile's are cut into: its own height, or a lower one that is faster.
@@ -134,9 +104,9 @@ pub(crate) type Expand = unsafe fn(panels: PanelKind, b: *const u8, steps: usize
 
 impl Expansion {
     /// Bytes of `k` values along K of an expanded panel.
-    pub fn bytes(&self, panels: PanelKind, left: Left, k: usize) -> usize {
+    pub fn bytes(&self, panels: PanelKind, packing: &Packing, k: usize) -> usize {
         let Some(format) = panels.blocks() else { return 0 };
-        let steps = (panels.padded_k(k) / left.per_step()).saturating_mul(blocks::LINE);
+        let steps = (panels.padded_k(k) / packing.per_step).saturating_mul(blocks::LINE);
         k.div_ceil(format.group()).saturating_mul(blocks::header_bytes(format)).saturating_add(steps)
     }
 }
@@ -162,8 +132,8 @@ pub(crate) type Loop =
 
 impl Tiles {
     /// Tiles from the lowest to the highest. In a constant, tiles that do not fit do not compile.
-    pub const fn new(level: SimdLevel, left: Left, tiles: &'static [Tile]) -> Self {
-        Self { level, left, tiles, many: in_order(tiles), expansion: None }
+    pub const fn new(level: SimdLevel, packing: Packing, tiles: &'static [Tile]) -> Self {
+        Self { level, packing, tiles, many: in_order(tiles), expansion: None }
     }
 
     /// The same with panels that may be expanded, all of which are of packed weights.
@@ -256,13 +226,40 @@ const fn in_order(tiles: &[Tile]) -> usize {
     highest
 }
 
-/// Tiles of a [`Loop`] that is generic over the height, and over how many of a panel's two halves it takes in a pass.
+/// Tiles of a [`Loop`] that is generic over the height, and over how many of a panel's two halves it takes in a pass. The
+/// highest may have a loop of its own.
 macro_rules! tiles {
     ($chain:ident: $(<$height:literal, $halves:literal>),+) => {
         &[$(crate::gemm::cpu::tile::Tile { height: $height, passes: 2 / $halves, run: $chain::<$height, $halves> }),+]
     };
-    ($whole:ident: $(<$height:literal>),+) => {
-        &[$(crate::gemm::cpu::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+]
+    ($chain:ident: $(<$height:literal, $halves:literal>),+; $last:ident of $highest:literal) => {
+        &[
+            $(crate::gemm::cpu::tile::Tile { height: $height, passes: 2 / $halves, run: $chain::<$height, $halves> },)+
+            crate::gemm::cpu::tile::Tile { height: $highest, passes: 1, run: $last },
+        ]
+    };
+    ($($whole:ident: $(<$height:literal>),+);+) => {
+        &[$($(crate::gemm::cpu::tile::Tile { height: $height, passes: 1, run: $whole::<$height> }),+),+]
     };
 }
 pub(super) use tiles;
+
+/// [`Loop`]s, each a call of a function that is inlined where the instructions of its level are enabled.
+macro_rules! loops {
+    ($($(#[$of:meta])* $name:ident $(<$($size:ident),+>)? => $inlined:expr;)+) => {$(
+        $(#[$of])*
+        unsafe fn $name $(<$(const $size: usize),+>)? (
+            panels: crate::packed::PanelKind,
+            reads: crate::gemm::cpu::tile::Reads,
+            a: *const u8,
+            b: *const u8,
+            steps: usize,
+            sums: *mut f32,
+            carry: bool,
+        ) {
+            // SAFETY: passed on.
+            unsafe { $inlined(panels, reads, a, b, steps, sums, carry) }
+        }
+    )+};
+}
+pub(super) use loops;

@@ -1,130 +1,122 @@
-//! How A's rows are packed into tiles.
+//! How A's rows are packed into tiles: what each microkernel names as its [`Packing`].
 
 mod floats;
-mod quads;
-mod reading;
+mod integers;
 mod rounded;
+mod rows;
 mod turn;
 
-use half::{bf16, f16};
-use sinew_tensor::DType;
+use sinew_tensor::BlockFormat;
 
+use super::integers::{Header, Int16};
 use super::normed_rows::NormedRows;
 use super::order::Order;
 use super::plan::Slab;
 use super::rows::OperandRows;
-use super::tile::{Left, MAX_TILE, Tiles};
-use crate::cpu::line::Line;
-use crate::norm::lanes::Scale;
+use super::tile::{Packing, Tiles};
 use crate::packed::PanelKind;
-use crate::simd::{Kernel, LANES, Simd, Stored};
-use reading::{Reading, TileRows};
+use crate::simd::{LANES, Simd};
 
-/// Packs tiles of A's rows: `[steps][rows of the tile]`, where a step is one f32, a pair of bf16 or a quad of int8 or, in
-/// two words, of int16, with what [`Left::header`] says before the steps of each group.
-pub(super) struct PackRows<'a> {
+/// Rows of A that are packed into tiles: `[steps][words][rows of the tile]`, with a header before the steps of each group.
+pub(crate) struct PackRows<'a> {
     /// The rows.
-    pub rows: OperandRows,
+    pub(super) rows: OperandRows,
     /// The norm of each, where it is their norm that is packed.
-    pub norm: Option<NormedRows>,
+    pub(super) norm: Option<NormedRows>,
     /// The order of their values, where it is not that in which they lie.
-    pub order: Option<Order>,
+    pub(super) order: Option<Order>,
     /// Which of them.
-    pub slabs: &'a [Slab],
+    pub(super) slabs: &'a [Slab],
     /// Length of a row, and the kind of the panels, which says what padding they have.
-    pub k: usize,
-    pub panels: PanelKind,
+    pub(super) k: usize,
+    pub(super) panels: PanelKind,
     /// Whether values are rounded to bf16.
-    pub round: bool,
+    pub(super) round: bool,
     /// The tiles.
-    pub tiles: &'static Tiles,
+    pub(super) tiles: &'static Tiles,
     /// Tasks that a tile is packed by: see [`parts`].
-    pub parts: usize,
+    pub(super) parts: usize,
     /// Where tiles go.
-    pub to: *mut u8,
-}
-
-/// Tasks that a tile may be packed by, `most` at most, each some of its groups. Quantizing the few rows of a step takes
-/// longer than a fork, and a thread finds what it packs where it wrote it. Of what is no quads there is one task: what
-/// is stored of a step reaches into the next.
-pub(super) fn parts(left: Left, panels: PanelKind, k: usize, most: usize) -> usize {
-    match panels.blocks() {
-        Some(format) if left.of_integers() => most.min(k.div_ceil(LANES * format.group()).max(1)),
-        _ => 1,
-    }
+    pub(super) to: *mut u8,
 }
 
 // SAFETY: tasks write disjoint parts of tiles through the pointer and only read the rest.
 unsafe impl Sync for PackRows<'_> {}
 
-impl Kernel for PackRows<'_> {
-    #[inline(always)]
-    unsafe fn task<S: Simd>(&self, task: usize, _worker: usize) {
-        // SAFETY: the driver checked the rows and made room for their tiles.
-        unsafe {
-            match (self.rows.dtype, self.norm.is_some()) {
-                (DType::F16, false) => self.tile::<S, f16, false>(task),
-                (DType::BF16, false) => self.tile::<S, bf16, false>(task),
-                (_, false) => self.tile::<S, f32, false>(task),
-                (DType::F16, true) => self.tile::<S, f16, true>(task),
-                (DType::BF16, true) => self.tile::<S, bf16, true>(task),
-                (_, true) => self.tile::<S, f32, true>(task),
-            }
-        }
+/// Tasks that a tile may be packed by, `most` at most, each some of its groups. Quantizing the few rows of a step takes
+/// longer than a fork, and a thread finds what it packs where it wrote it. Of floats there is one task: what is stored of a
+/// step reaches into the next.
+pub(super) fn parts(packing: &Packing, panels: PanelKind, k: usize, most: usize) -> usize {
+    match panels.blocks() {
+        Some(format) if packing.integers => most.min(k.div_ceil(LANES * format.group()).max(1)),
+        _ => 1,
     }
 }
 
-impl PackRows<'_> {
-    /// Packs a part of a tile, whose rows are `T`s and, if it is `NORMED`, have a norm.
-    #[inline(always)]
-    unsafe fn tile<S: Simd, T: Stored, const NORMED: bool>(&self, task: usize) {
-        let (tile, part) = (task / self.parts, task % self.parts);
-        let slab = &self.slabs[self.slabs.partition_point(|slab| slab.tile <= tile) - 1];
-        let first = (tile - slab.tile) * slab.of_tile;
-        let valid = (slab.count - first).min(slab.of_tile);
-        let (left, panels) = (self.tiles.left, self.panels);
-        let to = self.to.wrapping_add(slab.at + first * left.bytes(panels, panels.padded_k(self.k)));
-        let mut lines = [std::ptr::null::<T>(); MAX_TILE];
-        for (i, line) in lines.iter_mut().enumerate().take(valid) {
-            *line = self.rows.address(slab.batch, slab.row + first + i).cast();
-        }
-        let norm = if NORMED { self.norm.as_ref() } else { None };
-        let mut scales = [Scale::default(); MAX_TILE];
-        if let Some(norm) = norm {
-            for (line, scale) in lines.iter().zip(&mut scales).take(valid) {
-                // SAFETY: lines hold K values.
-                *scale = unsafe { norm.scale::<S>(Line::typed(*line, self.rows.k_stride), self.k) };
-            }
-        }
-        let tile = TileRows { lines, scales, valid, height: self.tiles.packed_height(valid), to };
-        let reading = Reading {
-            k: self.k,
-            k_stride: self.rows.k_stride,
-            dtype: self.rows.dtype,
-            norm,
-            order: self.order.map(|order| order.of(slab.right, self.k)),
-            round: self.round,
-        };
-        // SAFETY: passed on; rows without a line count as zeros.
-        unsafe {
-            match (left, panels.blocks()) {
-                (Left::Quads, Some(_)) => quads::pack::<S, T, 1>(&tile, reading, left, panels, (part, self.parts)),
-                (Left::Int16(_), Some(_)) => quads::pack::<S, T, 2>(&tile, reading, left, panels, (part, self.parts)),
-                _ => floats::pack::<S, T, NORMED>(&tile, reading, left, panels),
-            }
-        }
+/// f32, one to a step.
+pub(super) const fn singles<S: Simd>() -> Packing {
+    Packing { per_step: 1, words: 1, integers: false, header: sums_for_zero_points, pack: floats::pack::<S, false> }
+}
+
+/// Pairs of bf16.
+pub(super) const fn pairs<S: Simd>() -> Packing {
+    Packing { per_step: 2, pack: floats::pack::<S, true>, ..singles::<S>() }
+}
+
+/// Before a group of floats: the f32 sum of its values where there are zero points.
+fn sums_for_zero_points(format: BlockFormat) -> usize {
+    format.zero_points() as usize
+}
+
+/// Quads of int8, in the order in which panels have theirs.
+pub(super) const fn int8<S: Simd>() -> Packing {
+    Packing {
+        per_step: 4,
+        words: 1,
+        integers: true,
+        header: |format| Header::<1>::words(format.group()),
+        pack: |rows, task| {
+            // SAFETY: passed on. The layout is that of two bytes.
+            unsafe { integers::pack::<S, 1>(rows, task, Int16::Bytes) }
+        },
+    }
+}
+
+/// Quads of int16 in that order, two words to each: [`Int16::Bytes`]. Values that int16 does not hold beside the others of
+/// their group are there as bf16, and are marked in the header.
+pub(super) const fn int16_in_bytes<S: Simd>() -> Packing {
+    Packing {
+        words: 2,
+        header: |format| Header::<2>::words(format.group()),
+        pack: |rows, task| {
+            // SAFETY: passed on.
+            unsafe { integers::pack::<S, 2>(rows, task, Int16::Bytes) }
+        },
+        ..int8::<S>()
+    }
+}
+
+/// The same as [`Int16::Whole`].
+pub(super) const fn int16_whole<S: Simd>() -> Packing {
+    Packing {
+        pack: |rows, task| {
+            // SAFETY: passed on.
+            unsafe { integers::pack::<S, 2>(rows, task, Int16::Whole) }
+        },
+        ..int16_in_bytes::<S>()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
     use sinew_memory::{Cpu, SimdLevel, Team};
-    use sinew_tensor::{BlockFormat, BlockValues, Element, Tensor};
+    use sinew_tensor::{BlockFormat, BlockValues, DType, Element, Tensor};
 
     use super::*;
     use crate::gemm::cpu;
     use crate::packed::GROUP_SIZES;
-    use crate::simd;
+    use crate::simd::Stored;
 
     /// What is behind a tile, which is another thread's.
     const BEHIND: usize = 64;
@@ -140,7 +132,7 @@ mod tests {
         let (here, k) = (Team::new(1).unwrap(), values.len() / count);
         let tensor = Tensor::from_slice(&Cpu::get(), values, &[1, count, k]).unwrap();
         let height = tiles.packed_height(count);
-        let size = tiles.left.bytes(panels, k) / 4 * height;
+        let size = tiles.packing.bytes(panels, k) / 4 * height;
         let mut packed = vec![u32::MAX; size + BEHIND];
         let pack = PackRows {
             rows: OperandRows::new(&tensor.view(), count).unwrap(),
@@ -154,8 +146,8 @@ mod tests {
             parts,
             to: packed.as_mut_ptr().cast(),
         };
-        // SAFETY: the rows are the tensor's, and there is room for their tile.
-        unsafe { simd::launch(tiles.level, &here, parts, &pack) };
+        // SAFETY: the rows are the tensor's, there is room for their tile, and the machine has the level.
+        here.run(parts, |task, _| unsafe { (tiles.packing.pack)(&pack, task) });
         assert!(packed[size..].iter().all(|&word| word == u32::MAX), "{count} rows of {k}");
         packed.truncate(size);
         (height, packed)
@@ -163,7 +155,7 @@ mod tests {
 
     /// A tile of all heights is where its rows are, at any length.
     fn packs<T: Element + Stored>(tiles: &'static Tiles, panels: PanelKind, value: impl Fn(usize) -> T) {
-        let (per_step, size) = (tiles.left.per_step(), size_of::<T>());
+        let (per_step, size) = (tiles.packing.per_step, size_of::<T>());
         for k in 1..=100 {
             for count in 1..=tiles.highest() {
                 let values: Vec<T> = (0..count * k).map(&value).collect();
@@ -201,19 +193,19 @@ mod tests {
                 parts_of_groups_are_packed_alike(tiles, group);
             }
         }
-        assert_eq!(parts(Left::Singles, PanelKind::F32, 1 << 20, 9), 1);
+        assert_eq!(parts(&cpu::floats::PORTABLE.packing, PanelKind::F32, 1 << 20, 9), 1);
     }
 
     fn parts_of_groups_are_packed_alike(tiles: &'static Tiles, group: usize) {
         let format = BlockFormat::new(BlockValues::Int4, group, DType::BF16, false).unwrap();
         let panels = PanelKind::Blocks(format);
         for (k, most) in [(1, 1), (group, 1), (15 * group + 8, 1), (16 * group + 1, 2), (50 * group - 8, 4)] {
-            assert_eq!(parts(tiles.left, panels, k, 9), most);
+            assert_eq!(parts(&tiles.packing, panels, k, 9), most);
             for count in 1..=tiles.highest() {
                 let values: Vec<f32> = (0..count * k).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
                 let whole = packed(tiles, panels, &values, count, 1);
                 for parts in [2, 3, 7] {
-                    let of = format!("{:?}, {count} rows of {k} by {parts}", tiles.left);
+                    let of = format!("{}, {count} rows of {k} by {parts}", tiles.level);
                     assert_eq!(packed(tiles, panels, &values, count, parts), whole, "{of}");
                 }
             }

@@ -3,127 +3,160 @@
 //! do not hold [apart](take_apart).
 
 use crate::gemm::block_float::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
-use crate::packed::LEAST;
+use crate::packed::{LEAST, MAX_GROUP};
 use crate::simd::{LANES, Simd};
 
-/// Sixteen groups of activations in integers of `BYTES` bytes, each of at most `G` values: so many, since what is asked of
-/// the lanes of one vector is asked of all groups at once after a transposition.
-pub(super) struct Quantized<const G: usize, const BYTES: usize> {
+/// Values of sixteen groups, at most.
+pub(super) const ROOM: usize = LANES * MAX_GROUP;
+
+/// Sixteen groups of activations in integers of `BYTES` bytes: so many, since what is asked of the lanes of one vector is
+/// asked of all groups at once after a transposition.
+pub(super) struct Quantized<const BYTES: usize> {
     /// What the values of each group are multiplied with; NaN where one of them was not finite.
     pub scales: [f32; LANES],
     /// The sums of the values' bytes, as below.
     pub sums: [[f32; LANES]; BYTES],
-    /// The values' bytes, the highest first, each signed: a value of two is 256 times the first and the second.
-    pub values: [[[i8; G]; LANES]; BYTES],
+    /// The values' bytes, the highest first, each signed: a value of two is 256 times the first and the second. One group
+    /// follows another.
+    values: [[i8; ROOM]; BYTES],
 }
 
-impl<const G: usize, const BYTES: usize> Quantized<G, BYTES> {
-    /// Rounds the first `count` groups of `x`, at most sixteen. Behind a group's values are zeros.
+impl<const BYTES: usize> Quantized<BYTES> {
+    /// Room for groups.
+    #[inline(always)]
+    pub fn new() -> Self {
+        const { assert!(BYTES == 1 || BYTES == 2) };
+        Self { scales: [0.0; LANES], sums: [[0.0; LANES]; BYTES], values: [[0; ROOM]; BYTES] }
+    }
+
+    /// A byte of each value of a group.
+    #[inline(always)]
+    pub fn values(&self, byte: usize, at: usize, group: usize) -> &[i8] {
+        &self.values[byte][at * group..(at + 1) * group]
+    }
+
+    /// Rounds groups of so many values of `x`, at most sixteen of them.
     ///
     /// # Safety
     /// Those of [`Simd`].
     #[inline(always)]
-    pub unsafe fn of<S: Simd>(x: &[[f32; G]; LANES], count: usize) -> Self {
-        const { assert!(BYTES == 1 || BYTES == 2) };
-        let mut quantized =
-            Self { scales: [0.0; LANES], sums: [[0.0; LANES]; BYTES], values: [[[0; G]; LANES]; BYTES] };
+    pub unsafe fn round<S: Simd>(&mut self, x: &[f32], group: usize) {
+        let count = x.len() / group;
         let mut inverses = [0.0; LANES];
         // SAFETY: passed on; vectors are inside their groups.
         unsafe {
             let zero = S::splat(0.0);
-            let [largest, finite] = largest_of::<S, G>(x, count);
+            let [largest, finite] = largest_of::<S>(x, group);
             let [scale, inverse] = if BYTES == 1 { of_byte::<S>(largest) } else { of_two::<S>(largest) };
-            S::store(quantized.scales.as_mut_ptr(), S::add(scale, finite));
+            S::store(self.scales.as_mut_ptr(), S::add(scale, finite));
             S::store(inverses.as_mut_ptr(), inverse);
 
             let mut sums = [[zero; LANES]; BYTES];
-            for group in 0..count {
-                if quantized.scales[group].is_nan() {
+            for at in 0..count {
+                if self.scales[at].is_nan() {
+                    for byte in 0..BYTES {
+                        self.values[byte][at * group..(at + 1) * group].fill(0);
+                    }
                     continue;
                 }
-                let inverse = S::splat(inverses[group]);
-                for (i, x) in x[group].as_chunks::<LANES>().0.iter().enumerate() {
-                    let rounded = S::round(S::mul(S::load(x.as_ptr()), inverse));
+                let inverse = S::splat(inverses[at]);
+                let mut i = at * group;
+                while i < (at + 1) * group {
+                    let rounded = S::round(S::mul(S::load(x.as_ptr().add(i)), inverse));
                     let mut bytes = [rounded; BYTES];
                     if BYTES == 2 {
                         // A lower byte is -128 to 127: halves are rounded up.
                         bytes[0] = S::round(S::fma(rounded, S::splat(1.0 / 256.0), S::splat(1.0 / 512.0)));
                         bytes[1] = S::fma(bytes[0], S::splat(-256.0), rounded);
                     }
-                    for ((values, sums), byte) in quantized.values.iter_mut().zip(&mut sums).zip(bytes) {
-                        S::store_i8(values[group].as_mut_ptr().add(i * LANES), byte);
-                        sums[group] = S::add(sums[group], byte);
+                    for byte in 0..BYTES {
+                        S::store_i8(self.values[byte].as_mut_ptr().add(i), bytes[byte]);
+                        sums[byte][at] = S::add(sums[byte][at], bytes[byte]);
                     }
+                    i += LANES;
                 }
             }
-            for (to, sums) in quantized.sums.iter_mut().zip(sums) {
-                let sums = S::transpose(sums).into_iter().fold(zero, |sum, lanes| S::add(sum, lanes));
-                S::store(to.as_mut_ptr(), sums);
+            for byte in 0..BYTES {
+                S::store(self.sums[byte].as_mut_ptr(), sum_of_lanes::<S>(sums[byte]));
             }
         }
-        quantized
     }
 
     /// Holds values of a group apart, in bf16, where there are any: elsewhere they are zero.
-    pub fn set_apart(&mut self, group: usize, apart: &[f32; G]) {
+    pub fn set_apart(&mut self, at: usize, apart: &[f32]) {
         for (i, x) in apart.iter().enumerate().filter(|(_, x)| **x != 0.0) {
             for (values, byte) in self.values.iter_mut().zip(x.to_be_bytes()) {
-                values[group][i] = byte as i8;
+                values[at * apart.len() + i] = byte as i8;
             }
         }
     }
 }
 
-/// Moves values of the first `count` groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others
-/// to `apart`, and leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
+/// The sum of the lanes of each of sixteen vectors, one after another.
+#[inline(always)]
+unsafe fn sum_of_lanes<S: Simd>(of: [S::F; LANES]) -> S::F {
+    // SAFETY: passed on.
+    unsafe {
+        let (lanes, mut sum) = (S::transpose(of), S::splat(0.0));
+        for i in 0..LANES {
+            sum = S::add(sum, lanes[i]);
+        }
+        sum
+    }
+}
+
+/// Moves values of groups of `x`, at most sixteen, that integers of two bytes do not hold beside the others to `apart`, and
+/// leaves zeros where they were. Which of the groups have some; `apart` is not touched of the others.
 ///
 /// # Safety
-/// Those of [`Simd`].
+/// Those of [`Simd`]; `apart` has room for as many values.
 #[inline(always)]
-pub(super) unsafe fn take_apart<S: Simd, const G: usize>(
-    x: &mut [[f32; G]; LANES],
-    apart: &mut [[f32; G]; LANES],
-    count: usize,
-) -> [bool; LANES] {
+pub(super) unsafe fn take_apart<S: Simd>(x: &mut [f32], apart: *mut f32, group: usize) -> [bool; LANES] {
+    let count = x.len() / group;
     // Of each group the largest, NaN where one is not finite; how many more are small than not; and how many more are tiny
     // than may be.
     let (mut largest, mut small, mut tiny) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
     // SAFETY: passed on; vectors are inside their groups.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
-        let [most, finite] = largest_of::<S, G>(x, count);
+        let [most, finite] = largest_of::<S>(x, group);
         S::store(largest.as_mut_ptr(), S::add(most, finite));
         let (mut smalls, mut tinies) = ([zero; LANES], [zero; LANES]);
-        for (group, x) in x.iter().enumerate().take(count) {
-            let least = S::splat(largest[group] * OUTLIERS);
-            let held = S::splat((largest[group] * TINY).max(LEAST_HELD));
-            for x in x.as_chunks::<LANES>().0 {
-                let x = S::abs(S::load(x.as_ptr()));
+        for at in 0..count {
+            let least = S::splat(largest[at] * OUTLIERS);
+            let held = S::splat((largest[at] * TINY).max(LEAST_HELD));
+            let mut i = at * group;
+            while i < (at + 1) * group {
+                let x = S::abs(S::load(x.as_ptr().add(i)));
                 let small = S::select_lt(x, least, one, S::splat(-1.0));
                 let tiny = S::select_lt(x, held, S::splat(1.0 - MOST_TINY), S::splat(-MOST_TINY));
-                smalls[group] = S::add(smalls[group], S::select_lt(zero, x, small, zero));
-                tinies[group] = S::add(tinies[group], S::select_lt(zero, x, tiny, zero));
+                smalls[at] = S::add(smalls[at], S::select_lt(zero, x, small, zero));
+                tinies[at] = S::add(tinies[at], S::select_lt(zero, x, tiny, zero));
+                i += LANES;
             }
         }
-        for (to, of) in [(&mut small, smalls), (&mut tiny, tinies)] {
-            let sums = S::transpose(of).into_iter().fold(zero, |sum, lanes| S::add(sum, lanes));
-            S::store(to.as_mut_ptr(), sums);
+        S::store(small.as_mut_ptr(), sum_of_lanes::<S>(smalls));
+        S::store(tiny.as_mut_ptr(), sum_of_lanes::<S>(tinies));
+    }
+    let mut have = [false; LANES];
+    for at in 0..count {
+        have[at] = largest[at].is_nan() || small[at] > 0.0 || tiny[at] > 0.0;
+        if have[at] {
+            // SAFETY: there is room for the group, and zeros are written before anything is read.
+            let apart = unsafe {
+                apart.add(at * group).write_bytes(0, group);
+                std::slice::from_raw_parts_mut(apart.add(at * group), group)
+            };
+            take_apart_of(&mut x[at * group..(at + 1) * group], apart);
         }
     }
-    std::array::from_fn(|i| {
-        let some = i < count && (largest[i].is_nan() || small[i] > 0.0 || tiny[i] > 0.0);
-        if some {
-            take_apart_of(&mut x[i], &mut apart[i]);
-        }
-        some
-    })
+    have
 }
 
 /// The same of a group that has some.
 #[cold]
-fn take_apart_of<const G: usize>(x: &mut [f32; G], apart: &mut [f32; G]) {
-    apart.fill(0.0);
-    let mut take = |x: &mut [f32; G], of: &dyn Fn(f32) -> bool| {
+fn take_apart_of(x: &mut [f32], apart: &mut [f32]) {
+    let mut take = |x: &mut [f32], of: &dyn Fn(f32) -> bool| {
         for (x, apart) in x.iter_mut().zip(&mut *apart).filter(|(x, _)| of(**x)) {
             *apart = std::mem::take(x);
         }
@@ -154,28 +187,31 @@ fn is_more(x: &[f32], share: f32, so: &dyn Fn(f32) -> bool) -> bool {
     some.filter(|&&x| so(x)).count() as f32 > share * all as f32
 }
 
-/// The largest magnitudes of the first `count` groups, and zeros: NaN of a group that has a value that is not finite, and
-/// then the first is that of some of its values.
+/// The largest magnitudes of groups, and zeros: NaN of a group that has a value that is not finite, and then the first is
+/// that of some of its values.
 #[inline(always)]
-unsafe fn largest_of<S: Simd, const G: usize>(x: &[[f32; G]; LANES], count: usize) -> [S::F; 2] {
+unsafe fn largest_of<S: Simd>(x: &[f32], group: usize) -> [S::F; 2] {
     // SAFETY: passed on; vectors are inside their groups.
     unsafe {
         let zero = S::splat(0.0);
         // The largest of each lane; NaN where one is not finite.
         let mut all = [zero; LANES];
-        for (lanes, x) in all.iter_mut().zip(x).take(count) {
+        for at in 0..x.len() / group {
             let (mut largest, mut finite) = (zero, zero);
-            for x in x.as_chunks::<LANES>().0 {
-                let x = S::load(x.as_ptr());
+            let mut i = at * group;
+            while i < (at + 1) * group {
+                let x = S::load(x.as_ptr().add(i));
                 largest = S::max(S::abs(x), largest);
                 finite = S::fma(x, zero, finite);
+                i += LANES;
             }
-            *lanes = S::add(largest, finite);
+            all[at] = S::add(largest, finite);
         }
         let (mut largest, mut finite) = (zero, zero);
-        for lanes in S::transpose(all) {
-            largest = S::max(lanes, largest);
-            finite = S::fma(lanes, zero, finite);
+        let all = S::transpose(all);
+        for i in 0..LANES {
+            largest = S::max(all[i], largest);
+            finite = S::fma(all[i], zero, finite);
         }
         [largest, finite]
     }
@@ -266,13 +302,15 @@ mod tests {
             let first = task / 4;
             let kind = |i: usize| if i < count { (first + i) % KINDS } else { KINDS };
             let x: [[f32; G]; LANES] = std::array::from_fn(|i| Self::group(kind(i)));
-            // SAFETY: the machine has the level.
-            let quantized = unsafe { Quantized::<G, 1>::of::<S>(&x, count) };
+            let (mut quantized, mut wide) = (Quantized::<1>::new(), Quantized::<2>::new());
             let (mut beside, mut apart) = (x, [[0.0; G]; LANES]);
             // SAFETY: the machine has the level.
-            let (have_apart, mut wide) = unsafe {
-                let have_apart = take_apart::<S, G>(&mut beside, &mut apart, count);
-                (have_apart, Quantized::<G, 2>::of::<S>(&beside, count))
+            let have_apart = unsafe {
+                quantized.round::<S>(x[..count].as_flattened(), G);
+                let beside = beside[..count].as_flattened_mut();
+                let have_apart = take_apart::<S>(beside, apart.as_flattened_mut().as_mut_ptr(), G);
+                wide.round::<S>(beside, G);
+                have_apart
             };
             for (i, x) in x.iter().enumerate().take(count) {
                 let of = format!("group {} of {G}, one of {count}, at {}", kind(i), S::LEVEL);
@@ -286,7 +324,7 @@ mod tests {
                 if have_apart[i] {
                     wide.set_apart(i, &apart[i]);
                 }
-                let [upper, lower] = wide.values.map(|values| values[i]);
+                let [upper, lower] = [0, 1].map(|byte| wide.values(byte, i, G));
                 for (at, x) in apart[i].iter().enumerate().filter(|(_, x)| **x != 0.0) {
                     assert_eq!(x.to_bits() >> 16, u32::from(upper[at] as u8) << 8 | u32::from(lower[at] as u8), "{of}");
                 }
@@ -296,10 +334,10 @@ mod tests {
 
     impl<const G: usize> Activations<G> {
         /// One byte of each value.
-        fn check_bytes(&self, quantized: &Quantized<G, 1>, i: usize, x: &[f32; G], of: &str) {
+        fn check_bytes(&self, quantized: &Quantized<1>, i: usize, x: &[f32; G], of: &str) {
             if !x.iter().all(|x| x.is_finite()) {
                 assert!(quantized.scales[i].is_nan(), "{of}");
-                assert_eq!((quantized.values[0][i], quantized.sums[0][i]), ([0; G], 0.0), "{of}");
+                assert_eq!((quantized.values(0, i, G), quantized.sums[0][i]), (&[0; G][..], 0.0), "{of}");
                 return;
             }
             let largest = largest(x);
@@ -307,19 +345,20 @@ mod tests {
                 if largest < LEAST { (0.0, 0.0) } else { (largest / MOST_OF_INT8, MOST_OF_INT8 / largest) };
             let values = x.map(|x| (x * inverse).round_ties_even() as i8);
             assert_eq!(quantized.scales[i].to_bits(), scale.to_bits(), "{of}");
-            assert_eq!(quantized.values[0][i], values, "{of}");
+            assert_eq!(quantized.values(0, i, G), values, "{of}");
             assert_eq!(quantized.sums[0][i] as i32, values.iter().map(|&x| i32::from(x)).sum::<i32>(), "{of}");
         }
 
         /// Two bytes of each that is held beside the others, which lose no more than is said.
-        fn check_words(&self, wide: &Quantized<G, 2>, i: usize, beside: &[f32; G], of: &str) {
+        fn check_words(&self, wide: &Quantized<2>, i: usize, beside: &[f32; G], of: &str) {
             let largest = largest(beside);
             for (share, least) in [(0.5, largest * OUTLIERS), (MOST_TINY, (largest * TINY).max(LEAST_HELD))] {
                 let some = beside.iter().filter(|x| **x != 0.0);
                 let below = some.clone().filter(|x| x.abs() < least).count();
                 assert!(below as f32 <= share * some.count() as f32, "{of}");
             }
-            let [upper, lower] = wide.values.map(|values| values[i].map(i32::from));
+            let of_byte = |byte| wide.values(byte, i, G).iter().map(|&x| i32::from(x)).collect::<Vec<_>>();
+            let [upper, lower] = [0, 1].map(of_byte);
             let words: [i32; G] = std::array::from_fn(|i| 256 * upper[i] + lower[i]);
             for (sum, bytes) in wide.sums.iter().zip([upper, lower]) {
                 assert_eq!(sum[i] as i32, bytes.iter().sum::<i32>(), "{of}");

@@ -42,7 +42,7 @@ impl KBlocks {
         let granule = kind.granule();
         let expansion = tiles.expansion_for(slabs.widest);
         let granule_bytes =
-            expansion.map_or(kind.bytes(granule), |expansion| expansion.bytes(kind, tiles.left, granule));
+            expansion.map_or(kind.bytes(granule), |expansion| expansion.bytes(kind, &tiles.packing, granule));
         let longest = if is_few { FEW_ROWS_BLOCK } else { room.block / tasks.unit / granule_bytes * granule };
         let once = slabs.widest == tile && tiles.fit(rows.min(tile), None).passes == 1;
         let count = if once { 1 } else { padded.div_ceil(longest.max(granule)).max(1) };
@@ -51,7 +51,7 @@ impl KBlocks {
             len,
             few_rows: is_few,
             panel_bytes: match expansion {
-                Some(expansion) => expansion.bytes(kind, tiles.left, len),
+                Some(expansion) => expansion.bytes(kind, &tiles.packing, len),
                 None if unpacked => kind.bytes(len),
                 None => 0,
             },
@@ -68,7 +68,7 @@ fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
     if tiles.expansion.is_some() {
         return tiles.looked_up_rows();
     }
-    let of_tiles = if tiles.left.of_integers() { 1 } else { 3 };
+    let of_tiles = if tiles.packing.integers { 1 } else { 3 };
     (of_tiles * tiles.highest()).next_multiple_of(shape.tile)
 }
 
@@ -86,7 +86,7 @@ mod tests {
     /// Blocks of one slab of so many rows, in whole tiles.
     fn blocks(tiles: &Tiles, kind: PanelKind, rows: usize, k: usize, unpacked: bool) -> KBlocks {
         let (tile, padded) = (tiles.height(rows), kind.padded_k(k));
-        let row_bytes = tiles.left.bytes(kind, padded);
+        let row_bytes = tiles.packing.bytes(kind, padded);
         let shape = Shape { rights: 1, rows, padded, panels: 32, kind, unpacked, tile, row_bytes };
         let widest = rows.next_multiple_of(tile);
         let slabs = Slabs { widest, rows: widest, together: 1, most: 1 };

@@ -36,7 +36,7 @@ impl Shape {
             kind,
             unpacked: matches!(fixed.b, Rhs::Strided(_)),
             tile: tiles.height(rows),
-            row_bytes: tiles.left.bytes(kind, padded),
+            row_bytes: tiles.packing.bytes(kind, padded),
         }
     }
 }

@@ -32,12 +32,12 @@ pub trait Dots: Copy {
     /// As f32.
     unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
     /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
-    unsafe fn finish_apart<const N: usize, const BYTES: usize, const ZEROS: bool, const R: usize, const H: usize>(
+    unsafe fn finish_apart<const N: usize, const BYTES: usize>(
         quads: Quads<Self, N, BYTES>,
         group: Group,
-        zeros: &[<Self::S as Simd>::F; H],
-        sums: &mut [[[Self::Sums; BYTES]; H]; R],
-        to: &mut [[<Self::S as Simd>::F; H]; R],
+        vectors: usize,
+        sums: &mut [[Self::Sums; BYTES]],
+        to: &mut [<Self::S as Simd>::F],
     );
 }
 
@@ -47,21 +47,15 @@ macro_rules! finish_apart {
         #[cold]
         #[inline(never)]
         $(#[$level])?
-        unsafe fn finish_apart<
-            const N: usize,
-            const BYTES: usize,
-            const ZEROS: bool,
-            const R: usize,
-            const H: usize,
-        >(
+        unsafe fn finish_apart<const N: usize, const BYTES: usize>(
             quads: Quads<Self, N, BYTES>,
             group: Group,
-            zeros: &[<Self::S as Simd>::F; H],
-            sums: &mut [[[Self::Sums; BYTES]; H]; R],
-            to: &mut [[<Self::S as Simd>::F; H]; R],
+            vectors: usize,
+            sums: &mut [[Self::Sums; BYTES]],
+            to: &mut [<Self::S as Simd>::F],
         ) {
             // SAFETY: passed on.
-            unsafe { quads.finish_apart::<ZEROS, R, H>(group, zeros, sums, to) }
+            unsafe { quads.finish_apart(group, vectors, sums, to) }
         }
     };
 }

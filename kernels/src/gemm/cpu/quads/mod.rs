@@ -11,17 +11,56 @@ use std::marker::PhantomData;
 
 use sinew_tensor::BlockFormat;
 
-use super::groups::{Group, Products, Steps, unrolled};
+use super::groups::{self, Group, Products, Steps, unrolled};
 use super::integers::{Header, Int16};
-use super::tile::Left;
+use super::pack;
+use super::tile::{Packing, Reads};
+use crate::packed::PanelKind;
 use crate::packed::blocks::{self, LINE};
-use crate::simd::Simd;
-use dots::Dots;
+use crate::simd::{LANES, Simd};
+pub(super) use dots::Dots;
 pub(super) use dots::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx2::EvenAndOdd;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx512vnni::Vnni;
+
+/// [`groups::multiply`] by such products, with activations of so many bytes.
+///
+/// # Safety
+/// That of a [`Loop`](super::tile::Loop), for panels of integers.
+#[inline(always)]
+pub(super) unsafe fn multiply<
+    D: Dots,
+    const BYTES: usize,
+    const R: usize,
+    const PARTS: usize,
+    const H: usize,
+    const V: usize,
+>(
+    panels: PanelKind,
+    reads: Reads,
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    sums: *mut f32,
+    carry: bool,
+) {
+    let format = panels.admitted_blocks();
+    // SAFETY: passed on; the number of quads is that of the format.
+    unsafe {
+        match blocks::quads(format.values()).len() {
+            1 => {
+                let quads = Quads::<D, 1, BYTES>::of(format);
+                groups::multiply::<_, R, PARTS, H, V>(quads, format, reads, a, b, steps, sums, carry);
+            }
+            _ => {
+                let quads = Quads::<D, 2, BYTES>::of(format);
+                groups::multiply::<_, R, PARTS, H, V>(quads, format, reads, a, b, steps, sums, carry);
+            }
+        }
+    }
+}
 
 /// Products of the `N` quads of a word with activations of so many bytes: of each byte by itself, or of whole values.
 #[derive(Clone, Copy)]
@@ -48,7 +87,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// The sums, and to each the products of its weights with the words of a step.
     #[inline(always)]
     unsafe fn add_step(sums: &mut [D::Sums; BYTES], weights: D::Weights, words: [i32; BYTES]) {
-        unrolled!(WORD in 0..BYTES {
+        unrolled!(WORD in 0..BYTES of 2 {
             // SAFETY: passed on.
             unsafe { Self::add_word::<WORD>(sums, weights, words[WORD]) };
         });
@@ -82,8 +121,8 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         // SAFETY: passed on.
         unsafe {
             let mut starts = [D::splat(0); BYTES];
-            for (word, start) in starts.iter_mut().enumerate() {
-                *start = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + word) * height + row));
+            for word in 0..BYTES {
+                starts[word] = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + word) * height + row));
             }
             starts
         }
@@ -122,64 +161,74 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         unsafe { D::load::<N>(group.words.add(step / N * LINE + h * LINE / 2))[step % N] }
     }
 
-    /// What [`finish`](Products::finish) gives of a tile that has values in bf16.
+    /// What [`finish`](Products::finish) gives of a tile that has values in bf16: `sums` and `to` are of some rows, and of
+    /// so many vectors of outputs of each.
     #[inline(always)]
-    unsafe fn finish_apart<const ZEROS: bool, const R: usize, const H: usize>(
+    unsafe fn finish_apart(
         self,
         group: Group,
-        zeros: &[<D::S as Simd>::F; H],
-        sums: &mut [[[D::Sums; BYTES]; H]; R],
-        to: &mut [[<D::S as Simd>::F; H]; R],
+        vectors: usize,
+        sums: &mut [[D::Sums; BYTES]],
+        to: &mut [<D::S as Simd>::F],
     ) {
-        // SAFETY: passed on.
-        unsafe {
-            for (r, sums) in sums.iter_mut().enumerate() {
+        for i in 0..sums.len() {
+            let (r, h) = (i / vectors, i % vectors);
+            // SAFETY: passed on.
+            unsafe {
+                let sums = &mut sums[i];
                 // As integers they are not what they are.
                 self.for_each_apart(group, r, |step, byte, bits| {
-                    for (h, sums) in sums.iter_mut().enumerate() {
-                        let products = Self::products_of_one(group, step, h, byte, bits);
-                        for (sum, product) in sums.iter_mut().zip(products) {
-                            *sum = D::sub(*sum, product);
-                        }
+                    let products = Self::products_of_one(group, step, h, byte, bits);
+                    for word in 0..BYTES {
+                        sums[word] = D::sub(sums[word], products[word]);
                     }
                 });
-            }
-            *to = self.scaled::<ZEROS, R, H>(*sums, group, *zeros);
-            for (r, to) in to.iter_mut().enumerate() {
+                let zeros = if group.zeros.is_null() { group.zeros } else { group.zeros.add(h * LANES) };
+                let of_row = Group { header: group.header.add(r), zeros, ..group };
+                let [[mut sum]] = self.scaled::<1, 1>([[*sums]], of_row);
                 self.for_each_apart(group, r, |step, byte, bits| {
                     let x = D::S::splat(f32::from_bits(u32::from(bits) << 16));
-                    for (h, sum) in to.iter_mut().enumerate() {
-                        let codes = Self::joined(Self::products_of_one(group, step, h, byte, 1));
-                        let mut weights = D::S::sub(codes, D::S::splat(self.offset));
-                        if ZEROS {
-                            weights = D::S::sub(weights, zeros[h]);
-                        }
-                        *sum = D::S::fma(x, weights, *sum);
+                    let codes = Self::joined(Self::products_of_one(group, step, h, byte, 1));
+                    let mut weights = D::S::sub(codes, D::S::splat(self.offset));
+                    if !zeros.is_null() {
+                        weights = D::S::sub(weights, D::S::load_i8(zeros));
                     }
+                    sum = D::S::fma(x, weights, sum);
                 });
+                to[i] = sum;
             }
         }
     }
 
     /// Sums of integers, `(Σ a·b - zero · Σ a) · scale of a`. In brackets there are integers, exact up to 2^24.
     #[inline(always)]
-    unsafe fn scaled<const ZEROS: bool, const R: usize, const H: usize>(
+    unsafe fn scaled<const R: usize, const H: usize>(
         self,
         sums: [[[D::Sums; BYTES]; H]; R],
-        Group { header, height, .. }: Group,
-        zeros: [<D::S as Simd>::F; H],
+        Group { header, height, zeros, .. }: Group,
     ) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
         unsafe {
             let mut scaled = [[D::S::splat(0.0); H]; R];
-            for (r, (scaled, sums)) in scaled.iter_mut().zip(sums).enumerate() {
-                let start = Self::joined(Self::starts(header, height, r));
-                let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
+            for r in 0..R {
+                for h in 0..H {
+                    scaled[r][h] = Self::joined(sums[r][h]);
+                }
+            }
+            if !zeros.is_null() {
+                for r in 0..R {
+                    let start = Self::joined(Self::starts(header, height, r));
+                    let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
+                    for h in 0..H {
+                        scaled[r][h] = D::S::fma(D::S::load_i8(zeros.add(h * LANES)), sum, scaled[r][h]);
+                    }
+                }
+            }
+            for r in 0..R {
                 // The row's scale first: the two scales' product may be too large where the sum is not.
                 let scale = D::S::splat(*header.add(Header::<BYTES>::SCALE * height + r));
-                for (h, (x, s)) in scaled.iter_mut().zip(sums).enumerate() {
-                    let s = if ZEROS { D::S::fma(zeros[h], sum, Self::joined(s)) } else { Self::joined(s) };
-                    *x = D::S::mul(s, scale);
+                for h in 0..H {
+                    scaled[r][h] = D::S::mul(scaled[r][h], scale);
                 }
             }
             scaled
@@ -195,7 +244,11 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 }
 
 impl<D: Dots, const N: usize, const BYTES: usize> Steps for Quads<D, N, BYTES> {
-    const LEFT: Left = if BYTES == 1 { Left::Quads } else { Left::Int16(D::INT16) };
+    const PACKING: Packing = match (BYTES, D::INT16) {
+        (1, _) => pack::int8::<D::S>(),
+        (_, Int16::Bytes) => pack::int16_in_bytes::<D::S>(),
+        (_, Int16::Whole) => pack::int16_whole::<D::S>(),
+    };
     const STEPS: usize = N;
 }
 
@@ -214,8 +267,8 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
         // SAFETY: passed on.
         unsafe {
             let mut sums = [[[D::splat(0); BYTES]; H]; R];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                *sums = [Self::starts(header, height, r); H];
+            for r in 0..R {
+                sums[r] = [Self::starts(header, height, r); H];
             }
             sums
         }
@@ -226,15 +279,15 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
         // SAFETY: passed on.
         unsafe {
             let mut w = [D::load::<N>(words); H];
-            for (h, w) in w.iter_mut().enumerate() {
-                *w = D::load::<N>(words.add(h * LINE / 2));
+            for h in 1..H {
+                w[h] = D::load::<N>(words.add(h * LINE / 2));
             }
-            unrolled!(QUAD in 0..N {
-                unrolled!(WORD in 0..BYTES {
-                    for (r, sums) in sums.iter_mut().enumerate() {
+            unrolled!(QUAD in 0..N of 2 {
+                unrolled!(WORD in 0..BYTES of 2 {
+                    for r in 0..R {
                         let x = *a.cast::<i32>().add((BYTES * QUAD + WORD) * height + r);
-                        for (s, w) in sums.iter_mut().zip(w) {
-                            Self::add_word::<WORD>(s, w[QUAD], x);
+                        for h in 0..H {
+                            Self::add_word::<WORD>(&mut sums[r][h], w[h][QUAD], x);
                         }
                     }
                 })
@@ -245,20 +298,15 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
 
     /// What is multiplied with weights' scales: sums of integers, and then the products of values in bf16.
     #[inline(always)]
-    unsafe fn finish<const ZEROS: bool>(
-        self,
-        sums: Self::Sums,
-        group: Group,
-        zeros: [<D::S as Simd>::F; H],
-    ) -> [[<D::S as Simd>::F; H]; R] {
+    unsafe fn finish(self, mut sums: Self::Sums, group: Group) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
         unsafe {
             if Self::has_apart(group) {
-                let (mut sums, mut to) = (sums, [[D::S::splat(0.0); H]; R]);
-                D::finish_apart::<N, BYTES, ZEROS, R, H>(self, group, &zeros, &mut sums, &mut to);
+                let mut to = [[D::S::splat(0.0); H]; R];
+                D::finish_apart(self, group, H, sums.as_flattened_mut(), to.as_flattened_mut());
                 return to;
             }
-            self.scaled::<ZEROS, R, H>(sums, group, zeros)
+            self.scaled::<R, H>(sums, group)
         }
     }
 }

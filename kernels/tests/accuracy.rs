@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use sinew::kernels::Registry;
-use sinew::kernels::harness::case::Depth;
-use sinew::memory::{Cpu, DeviceKind, SimdLevel};
+use sinew_kernels::Registry;
+use sinew_kernels::harness::case::Depth;
+use sinew_memory::{Cpu, DeviceKind, SimdLevel};
 
 /// Threads of the device under test: more than one, so that work is divided.
 const THREADS: usize = 2;
