@@ -226,13 +226,7 @@ unsafe fn pack_keys(rows: &TileRows<'_>, dst: *mut u16, depth: usize) {
                         _ => load_block::<bf16>(ptrs, d, &mut block),
                     }
                 } else {
-                    let mut i = 0;
-                    while i < LANES {
-                        if !ptrs.add(i).read().is_null() {
-                            block[i] = _mm512_castsi512_ps(ragged(rows, key + i, d));
-                        }
-                        i += 1;
-                    }
+                    block = ragged_block(rows, key, d);
                 }
                 let columns = Avx512::transpose(block);
                 let to = dst.add(d * TILE + 2 * key).cast::<f32>();
@@ -257,6 +251,21 @@ unsafe fn load_block<T: ExactInBf16>(ptrs: *const *const u8, d: usize, block: &m
         block[i] = unsafe { _mm512_castsi512_ps(T::thirty_two((*ptrs.add(i)).cast::<T>().add(d))) };
         i += 1;
     }
+}
+
+/// Elements `at..at + 32` of sixteen rows; zeros where there are none.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn ragged_block(rows: &TileRows<'_>, first: usize, at: usize) -> [__m512; LANES] {
+    let mut block = [_mm512_setzero_ps(); LANES];
+    for (i, part) in block.iter_mut().enumerate() {
+        if rows.get(first + i).is_some() {
+            // SAFETY: passed on.
+            *part = unsafe { _mm512_castsi512_ps(ragged(rows, first + i, at)) };
+        }
+    }
+    block
 }
 
 /// Elements `at..at + 32` of a row; zeros where there are none.

@@ -308,8 +308,8 @@ unsafe impl<S: Simd> Products for Float<S> {
     unsafe fn pack_query(line: Line, n: usize, dst: *mut f32, depth: usize, round: bool) {
         // SAFETY: see the impl.
         unsafe {
+            // In whole vectors up to `depth`, which is the next multiple of 16.
             widen::<S>(line, n, dst);
-            dst.add(n).write_bytes(0, depth - n);
             for at in (0..if round { depth } else { 0 }).step_by(LANES) {
                 S::store(dst.add(at), bf16::rounded::<S>(S::load(dst.add(at))));
             }
@@ -374,41 +374,52 @@ unsafe fn multiply_avx512(product: &TileProduct<'_, f32>) {
 }
 
 by_level! {
-    /// Widens the first `n` elements of a line.
+    /// Widens the first `n` elements of a line, one at least, in whole vectors: zeros behind them.
     ///
     /// # Safety
-    /// Those of [`Line::widen`].
+    /// Those of [`Simd`]; the line has the elements, and `to` is writable for the vectors.
     pub(super) fn widen = widen_at(line: Line, n: usize, to: *mut f32) -> ()
 }
 
 #[inline(always)]
 unsafe fn widen_at<S: Simd>(line: Line, n: usize, to: *mut f32) {
-    // SAFETY: passed on.
-    unsafe { line.widen::<S>(n, to) }
+    let mut at = 0;
+    while at < n {
+        let (part, left) = (line.skip(at), (n - at).min(LANES));
+        // SAFETY: passed on.
+        unsafe {
+            let part = match line.dtype {
+                DType::F16 => part.load_as::<S, f16>(left),
+                DType::BF16 => part.load_as::<S, bf16>(left),
+                DType::I8 => part.load_as::<S, i8>(left),
+                DType::F8E4M3 => part.load_as::<S, F8E4M3>(left),
+                _ => part.load_as::<S, f32>(left),
+            };
+            S::store(to.add(at), part);
+        }
+        at += LANES;
+    }
 }
 
 by_level! {
-    /// Widens elements `at..at + 16` of a row that there is; zeros behind its end.
+    /// Widens elements `at..at + 16` of sixteen rows; zeros where there are none.
     ///
     /// # Safety
-    /// Those of [`Simd`]; the row is readable, and `to` writable for sixteen values.
-    fn widen_part = widen_part_at(rows: &TileRows<'_>, row: usize, at: usize, to: *mut f32) -> ()
+    /// Those of [`Simd`]; the rows are readable and go on behind `at`, and `to` is writable for sixteen vectors.
+    fn widen_ragged = widen_ragged_at(rows: &TileRows<'_>, first: usize, at: usize, to: *mut f32) -> ()
 }
 
 #[inline(always)]
-unsafe fn widen_part_at<S: Simd>(rows: &TileRows<'_>, row: usize, at: usize, to: *mut f32) {
-    let n = rows.left(at).min(LANES);
-    // SAFETY: passed on; so many elements are of the row.
-    unsafe {
-        let line = Line::new(rows.ptrs[row], rows.dtype, rows.step).skip(at);
-        let part = match rows.dtype {
-            DType::F16 => line.load_as::<S, f16>(n),
-            DType::BF16 => line.load_as::<S, bf16>(n),
-            DType::I8 => line.load_as::<S, i8>(n),
-            DType::F8E4M3 => line.load_as::<S, F8E4M3>(n),
-            _ => line.load_as::<S, f32>(n),
-        };
-        S::store(to, part);
+unsafe fn widen_ragged_at<S: Simd>(rows: &TileRows<'_>, first: usize, at: usize, to: *mut f32) {
+    for i in 0..LANES {
+        // SAFETY: passed on; so many elements are of the row.
+        unsafe {
+            let to = to.add(i * LANES);
+            match rows.get(first + i) {
+                Some(line) => widen::<S>(line.skip(at), rows.left(at).min(LANES), to),
+                None => S::store(to, S::splat(0.0)),
+            }
+        }
     }
 }
 
@@ -422,7 +433,7 @@ by_level! {
 
 #[inline(always)]
 unsafe fn pack_keys_at<S: Simd>(rows: &TileRows<'_>, dst: *mut f32, depth: usize) {
-    let mut part = [0.0f32; LANES];
+    let mut ragged = [0.0f32; LANES * LANES];
     let mut key = 0;
     while key < TILE {
         let whole = rows.whole(key, LANES, LANES);
@@ -441,12 +452,10 @@ unsafe fn pack_keys_at<S: Simd>(rows: &TileRows<'_>, dst: *mut f32, depth: usize
                         _ => load_block::<S, f32>(ptrs, d, &mut block),
                     }
                 } else {
+                    widen_ragged::<S>(rows, key, d, ragged.as_mut_ptr());
                     let mut i = 0;
                     while i < LANES {
-                        if !rows.ptrs[key + i].is_null() {
-                            widen_part::<S>(rows, key + i, d, part.as_mut_ptr());
-                            block[i] = S::load(part.as_ptr());
-                        }
+                        block[i] = S::load(ragged.as_ptr().add(i * LANES));
                         i += 1;
                     }
                 }
@@ -493,24 +502,27 @@ unsafe fn pack_values_at<S: Simd>(rows: &TileRows<'_>, dst: *mut f32, width: usi
         let mut probes = [S::splat(0.0); 4];
         let mut row = 0;
         while row < TILE {
-            let (from, to) = (rows.ptrs[row], dst.add(row * width));
-            if from.is_null() {
-                to.write_bytes(0, width);
-            } else {
-                let probe = match rows.dtype {
+            let to = dst.add(row * width);
+            if let Some(line) = rows.get(row) {
+                let from = line.ptr();
+                let mut probe = match rows.dtype {
                     DType::F16 => widen_row::<S, f16>(from, whole, to, probes[0]),
                     DType::BF16 => widen_row::<S, bf16>(from, whole, to, probes[0]),
                     DType::I8 => widen_row::<S, i8>(from, whole, to, probes[0]),
                     DType::F8E4M3 => widen_row::<S, F8E4M3>(from, whole, to, probes[0]),
                     _ => widen_row::<S, f32>(from, whole, to, probes[0]),
                 };
-                probes = [probes[1], probes[2], probes[3], probe];
+                if whole < rows.n {
+                    widen::<S>(line.skip(whole), rows.left(whole), to.add(whole));
+                }
                 let mut at = whole;
                 while at < width {
-                    widen_part::<S>(rows, row, at, to.add(at));
-                    probes[0] = S::fma(S::load(to.add(at)), S::splat(0.0), probes[0]);
+                    probe = S::fma(S::load(to.add(at)), S::splat(0.0), probe);
                     at += LANES;
                 }
+                probes = [probes[1], probes[2], probes[3], probe];
+            } else {
+                to.write_bytes(0, width);
             }
             row += 1;
         }

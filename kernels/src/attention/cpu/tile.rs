@@ -469,13 +469,13 @@ unsafe fn finish_rows_at<S: Simd>(call: &AttentionCall<'_>, unit: &Unit, total: 
                 None => 0.0,
             };
             let divisor = S::splat(sum + of_sink);
-            for at in (0..call.plan.width).step_by(LANES) {
-                let to = total.acc.add(at);
+            let (line, n) = (call.o.line([token, head, 0, 0], 2), call.fixed.head_dim);
+            for at in (0..n).step_by(LANES) {
+                let v = S::load(total.acc.add(at));
                 // No key seen: zeros. The sum with 0 makes zeros positive, whichever products they came from.
-                let v = if sum == 0.0 { S::splat(0.0) } else { S::div(S::load(to), divisor) };
-                S::store(to, S::add(v, S::splat(0.0)));
+                let v = if sum == 0.0 { S::splat(0.0) } else { S::div(v, divisor) };
+                line.skip(at).store::<S>(S::add(v, S::splat(0.0)), (n - at).min(LANES));
             }
-            call.o.line([token, head, 0, 0], 2).store_block::<S>(call.fixed.head_dim, total.acc);
         }
     }
 }
