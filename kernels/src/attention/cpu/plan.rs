@@ -76,7 +76,7 @@ impl Strided {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Sequence {
-    /// The number of its first unit of work; of the one behind the last sequence, all units.
+    /// The number of its first unit of work. The entry behind the last sequence counts all units.
     pub first_unit: usize,
     /// Its first query among the tokens.
     pub query_start: usize,
@@ -129,7 +129,7 @@ impl Sequence {
         behind.saturating_sub(self.kv_len).min(self.query_len)
     }
 
-    /// The keys that any of its queries sees in the full dtype, and those that any sees as codes.
+    /// The keys that any of its queries sees in the full dtype, and the keys that any sees as codes.
     pub fn reach(&self, fixed: &AttentionStatic) -> [(usize, usize); 2] {
         let Some(last) = self.query_len.checked_sub(1) else { return [(0, 0); 2] };
         let (from, to) = (self.visible(fixed, 0).0, self.visible(fixed, last).1);
@@ -137,8 +137,8 @@ impl Sequence {
     }
 }
 
-/// Query rows (tokens times the heads that share keys) of a unit. Packing a tile of keys costs about as much as six rows'
-/// products with it: of 96 rows it is a fifteenth, of three times as many little.
+/// Query rows (tokens times the heads that share keys) of a unit. Packing a tile of keys costs about as much as multiplying
+/// it with six rows: a fifteenth of the time of 96 rows.
 const UNIT_ROWS: RangeInclusive<usize> = 96..=288;
 /// Units for each thread, where rows allow it: fewer leave threads idle at the end.
 const UNITS_PER_THREAD: usize = 8;
@@ -181,13 +181,13 @@ pub(super) struct AttentionPlan {
 /// f32 values of a group's partial result: the maximum in a line of its own, sixteen sums, the accumulator.
 const PARTIAL_HEAD: usize = 2 * LANES;
 
-/// Whole cache lines; the most there is where they are too many, which nothing has room for.
+/// Rounds up to whole cache lines, or to `usize::MAX` where that overflows: no workspace is as large.
 fn lines(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(LINE).unwrap_or(usize::MAX)
 }
 
 impl AttentionPlan {
-    /// The division of a call among `threads` threads. What is computed does not depend on it.
+    /// Divides a call among `threads` threads. Results do not depend on the division.
     pub fn new(packing: Packing, fixed: &AttentionStatic, call: &AttentionDynamic, threads: usize) -> Self {
         let group = fixed.group();
         let all_rows = call.tokens.saturating_mul(fixed.num_heads);
@@ -354,14 +354,14 @@ impl Workspace {
     }
 }
 
-/// The block table, for addressing. Copied into the body of the kernel.
+/// The block table, for addressing.
 #[derive(Clone, Copy)]
 pub(super) struct BlockTable {
     ids: Strided,
     block_size: usize,
 }
 
-/// Keys of a sequence that lie one behind another: their block, the first one's slot, and how many.
+/// Contiguous keys of a sequence: their block, the slot of the first, and their number.
 pub(super) struct BlockRun {
     pub id: usize,
     pub slot: usize,
@@ -372,7 +372,7 @@ impl BlockTable {
     /// The block of `sequence` that holds key `block · block_size`.
     ///
     /// # Safety
-    /// The block was found to be in the table by [`read`].
+    /// [`read`] found the block in the table.
     #[inline(always)]
     pub unsafe fn block(&self, sequence: usize, block: usize) -> usize {
         // SAFETY: passed on; the table is u32.
@@ -398,7 +398,7 @@ impl BlockTable {
 }
 
 /// Reads a call's sequences into `out` (one more than there are), and checks everything that addresses are made of.
-/// Returns the block tables, if keys are paged: of those in the full dtype and of old ones.
+/// Returns the block tables of keys in the full dtype and of old keys, if keys are paged.
 ///
 /// # Errors
 /// Query starts that do not rise from 0 to the number of tokens, lengths beyond the bounds of the call or the keys
@@ -501,7 +501,7 @@ pub(super) unsafe fn read(
     Ok([full?, old?])
 }
 
-/// A block table as it was given, with the blocks that there are.
+/// A block table as the caller gave it, and the number of blocks in the cache.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
     ids: &'a View<'a>,
@@ -542,7 +542,7 @@ impl Blocks<'_> {
     }
 }
 
-/// Keys and values of one form.
+/// Keys and values of one dtype, with the block table and scales that they have.
 #[derive(Clone, Copy)]
 pub(super) struct KvOperands {
     k: Strided,
@@ -553,12 +553,12 @@ pub(super) struct KvOperands {
     head_dim: usize,
 }
 
-/// A tile as some rows of a unit see it.
+/// The keys of one tile that some rows of a unit see in one dtype.
 #[derive(Clone, Copy)]
 pub(super) struct TilePart<'a> {
     /// The tile's first key.
     pub tile: usize,
-    /// The first of the rows, and the one behind the last.
+    /// The rows, from the first to the one behind the last.
     pub rows: (usize, usize),
     /// The keys of the tile that any of them sees.
     pub keys: (usize, usize),
@@ -579,7 +579,7 @@ impl Scales {
 }
 
 impl KvOperands {
-    /// That of operands of `dtype`.
+    /// The operands `k` and `v` of `dtype`.
     ///
     /// # Errors
     /// Memory that the host cannot reach.
@@ -654,7 +654,7 @@ impl KvOperands {
         TileRows { ptrs, dtype: operand.dtype, step: operand.strides[last], n: self.head_dim }
     }
 
-    /// The scales of a piece's keys and values; zeros for others of the tile, as their weights are.
+    /// Reads the scales of the part's keys and values. Keys outside the part get zeros, like their weights.
     ///
     /// # Safety
     /// As for [`KvOperands::locate`].
@@ -678,7 +678,7 @@ impl KvOperands {
     }
 }
 
-/// Where the scales begin of the slots from `slot` on of a block.
+/// The address of the scales of a block's slots from `slot` on.
 ///
 /// # Safety
 /// The block is in the cache and has the slot.
@@ -696,7 +696,7 @@ pub(super) struct AttentionCall<'a> {
     pub q: Strided,
     /// Keys and values in the full dtype.
     full: KvOperands,
-    /// The old ones, where they have another form.
+    /// The old keys and values as codes, if the problem has them.
     old: Option<KvOperands>,
     pub o: Strided,
     /// Strides of head, token and key.
@@ -706,7 +706,7 @@ pub(super) struct AttentionCall<'a> {
     pub kind: TaskKind,
 }
 
-/// What a task does.
+/// The work of one task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TaskKind {
     /// A unit over all its keys.
@@ -768,8 +768,8 @@ impl<'a> AttentionCall<'a> {
         unsafe { (*self.workspace.sequences.add(self.sequences)).first_unit }
     }
 
-    /// The unit of a number. Later rows come first: causal ones have the most keys, and long tasks at the end would
-    /// leave threads waiting.
+    /// The unit of a number. Later rows come first: in causal problems they have the most keys, and long tasks at the end
+    /// would leave threads idle.
     pub(super) unsafe fn unit(&self, number: usize) -> Unit {
         // SAFETY: `read` has written `sequences + 1` sequences with rising first units.
         unsafe {
@@ -841,7 +841,7 @@ impl<'a> AttentionCall<'a> {
     }
 }
 
-/// The parts of tiles that hold some keys of a unit: in each tile those in the full dtype first, then those as codes.
+/// The parts of tiles that hold some keys of a unit: in each tile keys in the full dtype first, then keys as codes.
 pub(super) struct TileParts<'u> {
     call: &'u AttentionCall<'u>,
     unit: &'u Unit,
@@ -883,12 +883,12 @@ impl Located {
     pub const NONE: Self = Self { rows: [[std::ptr::null(); TILE]; 2], bytes: 0 };
 }
 
-/// Rows of keys or values of a tile: an address each, null where there is none, and what all have in common.
+/// Rows of keys or values of a tile: an address for each, null if it is absent, and their common dtype and strides.
 #[derive(Clone, Copy)]
 pub(super) struct TileRows<'a> {
     pub ptrs: &'a [*const u8; TILE],
     pub dtype: DType,
-    /// From an element of a row to the next, in elements, and how many there are.
+    /// Elements from one element of a row to the next, and the number of elements of a row.
     pub step: usize,
     pub n: usize,
 }

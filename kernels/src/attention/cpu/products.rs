@@ -589,7 +589,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// See [`Ahead::steps`].
+/// The rows to prefetch in some steps of a product.
 pub(super) struct Steps {
     next: *const *const u8,
     end: *const *const u8,
