@@ -79,31 +79,13 @@
 //! Keys that no token sees (free blocks, the tail of the last block, blocks that a window has passed) are never read,
 //! and those that only some tokens see never reach the others, even where they are NaN or infinite.
 
-mod accumulate;
-mod ahead;
-mod body;
 mod cases;
-mod contents;
 mod cpu;
-#[cfg(target_arch = "x86_64")]
-mod cpu_avx512bf16;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_params;
-mod merge;
-mod old;
-mod operand;
-mod pack;
-#[cfg(target_arch = "x86_64")]
-mod pack_bf16;
-mod plan;
-mod products;
 mod reference;
-mod sequence;
-mod source;
-mod task;
-mod tile;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -114,7 +96,6 @@ use sinew_tensor::{DType, PagedLayout};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 
-pub use self::old::OldKv;
 use crate::kv_append::expect_cache;
 use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::{Compute, F32Bits, Factors};
@@ -177,6 +158,42 @@ pub enum KvSource {
     },
     /// One after another; each sequence's keys start where those of the one before it end.
     Dense,
+}
+
+/// Old keys and values that are kept as codes with scales, while recent ones stay in the full dtype: see the
+/// [module](self#old-keys-in-a-second-form).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OldKv {
+    /// Dtype of the codes: one that [has scales](PagedLayout::has_scales).
+    pub dtype: DType,
+    /// Positions up to a token's own that it sees in the full dtype at least, from 1; up to `TILE - 1` more are so too.
+    pub recent: usize,
+}
+
+impl OldKv {
+    /// The first of the keys that the token at a position sees in the full dtype: a multiple of [`TILE`].
+    ///
+    /// ```
+    /// use sinew_kernels::attention::OldKv;
+    /// use sinew_tensor::DType;
+    /// let old = OldKv { dtype: DType::I8, recent: 100 };
+    /// assert_eq!([0, 162, 163, 226, 227].map(|position| old.before(position)), [0, 0, 64, 64, 128]);
+    /// ```
+    pub fn before(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.recent) / TILE * TILE
+    }
+
+    /// How many positions up to its own a token may see in the full dtype.
+    ///
+    /// ```
+    /// # use sinew_kernels::attention::OldKv;
+    /// # use sinew_tensor::DType;
+    /// let old = OldKv { dtype: DType::I8, recent: 100 };
+    /// assert_eq!(old.most_recent(), 163);
+    /// ```
+    pub fn most_recent(&self) -> usize {
+        self.recent.saturating_add(TILE - 1)
+    }
 }
 
 /// The static part of an attention problem.
@@ -317,8 +334,6 @@ pub struct Attention;
 pub fn rows() -> Vec<Row<Attention>> {
     [
         cpu::rows(),
-        #[cfg(target_arch = "x86_64")]
-        vec![cpu_avx512bf16::row()],
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
