@@ -1,6 +1,6 @@
 //! Tables of rows.
 
-use sinew_memory::Hardware;
+use sinew_memory::{DeviceKind, Hardware};
 
 use crate::operator::{Operator, Refusal, Row};
 
@@ -10,6 +10,26 @@ use crate::operator::{Operator, Refusal, Row};
 #[derive(Clone, Debug)]
 pub struct Table<O: Operator> {
     pub(crate) rows: Vec<Row<O>>,
+}
+
+/// Those of rows that run on a kind of device.
+pub(crate) fn of_kind<O: Operator>(rows: &[Row<O>], kind: DeviceKind) -> Vec<Row<O>> {
+    let mut of_kind = Vec::with_capacity(rows.len());
+    for row in rows {
+        if row.device == kind {
+            of_kind.push(*row);
+        }
+    }
+    of_kind
+}
+
+/// The rows of lists, one after another.
+pub(crate) fn joined<O: Operator>(lists: &mut [Vec<Row<O>>]) -> Vec<Row<O>> {
+    let mut all = Vec::new();
+    for rows in lists {
+        all.append(rows);
+    }
+    all
 }
 
 impl<O: Operator> Table<O> {
@@ -25,23 +45,23 @@ impl<O: Operator> Table<O> {
 
     /// The rows of a kind of device.
     pub(crate) fn of(&self, hardware: &Hardware) -> Vec<Row<O>> {
-        let mut rows = Vec::with_capacity(self.rows.len());
-        for row in &self.rows {
-            if row.device == hardware.kind {
-                rows.push(*row);
-            }
-        }
-        rows
+        of_kind(&self.rows, hardware.kind)
     }
 
     /// Whether a row takes a problem on this hardware.
     pub(crate) fn takes(&self, fixed: &O::Static, hardware: &Hardware) -> bool {
+        !self.taking(fixed, hardware).is_empty()
+    }
+
+    /// The rows that take a problem on this hardware.
+    pub(crate) fn taking(&self, fixed: &O::Static, hardware: &Hardware) -> Vec<Row<O>> {
+        let mut taking = Vec::with_capacity(self.rows.len());
         for row in &self.rows {
             if row.device == hardware.kind && (row.admits)(fixed, hardware).is_ok() {
-                return true;
+                taking.push(*row);
             }
         }
-        false
+        taking
     }
 
     /// The rows that take a problem on this hardware, and why the others of this kind of device do not.

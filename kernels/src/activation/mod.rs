@@ -20,17 +20,17 @@ use std::str::FromStr;
 use crate::Error;
 use crate::operator::{Operator, Row, refuse};
 use crate::simd::{Simd, math};
+use crate::table::joined;
 
 /// The rows of [`Activate`].
 pub fn rows() -> Vec<Row<Activate>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// An activation function of one element.

@@ -98,6 +98,7 @@ pub(crate) use cuda::CUDA;
 
 use crate::kv_append::expect_cache;
 use crate::operator::{count_of, expect, expect_compute, refuse};
+use crate::table::joined;
 use crate::{Compute, F32Bits, Factors};
 use crate::{Operands, Operator, Result, Row, Work};
 
@@ -332,14 +333,13 @@ pub struct Attention;
 
 /// The rows of attention.
 pub fn rows() -> Vec<Row<Attention>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         wgpu::rows().to_vec(),
-    ]
-    .concat()
+    ])
 }
 
 impl AttentionStatic {

@@ -19,18 +19,18 @@ use sinew_tensor::DType;
 use crate::Result;
 use crate::elementwise::{Elements, expect_elements};
 use crate::operator::{Operands, Operator, Row, Work, expect};
+use crate::table::joined;
 
 /// The rows of [`Cast`].
 pub fn rows() -> Vec<Row<Cast>> {
-    [
+    joined(&mut [
         cpu::rows(),
         vec![cpu_copy::row(), cpu_wide::row()],
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// `y = x` in another dtype or another layout.

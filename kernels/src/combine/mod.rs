@@ -18,6 +18,7 @@ use sinew_tensor::DType;
 
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
+use crate::table::joined;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -115,12 +116,11 @@ impl Operator for Combine {
 
 /// The rows of [`Combine`].
 pub fn rows() -> Vec<Row<Combine>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         vec![cuda::ROW],
         #[cfg(feature = "wgpu")]
         vec![wgpu::ROW],
-    ]
-    .concat()
+    ])
 }

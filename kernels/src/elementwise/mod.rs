@@ -27,43 +27,41 @@ use sinew_tensor::{DType, View};
 
 use crate::Result;
 use crate::operator::{Row, count_of, refuse};
+use crate::table::joined;
 
 /// The rows of [`Unary`].
 pub fn unary_rows() -> Vec<Row<Unary>> {
-    [
+    joined(&mut [
         cpu::unary_rows(),
         cpu_wide::unary_rows(),
         #[cfg(feature = "cuda")]
         vec![cuda::unary_row()],
         #[cfg(feature = "wgpu")]
         vec![wgpu::unary_row()],
-    ]
-    .concat()
+    ])
 }
 
 /// The rows of [`Binary`].
 pub fn binary_rows() -> Vec<Row<Binary>> {
-    [
+    joined(&mut [
         cpu::binary_rows(),
         cpu_wide::binary_rows(),
         #[cfg(feature = "cuda")]
         vec![cuda::binary_row()],
         #[cfg(feature = "wgpu")]
         vec![wgpu::binary_row()],
-    ]
-    .concat()
+    ])
 }
 
 /// The rows of [`Where`].
 pub fn where_rows() -> Vec<Row<Where>> {
-    [
+    joined(&mut [
         cpu_wide::where_rows(),
         #[cfg(feature = "cuda")]
         vec![cuda::where_row()],
         #[cfg(feature = "wgpu")]
         vec![wgpu::where_row()],
-    ]
-    .concat()
+    ])
 }
 
 /// The dynamic part of an elementwise problem.

@@ -20,6 +20,7 @@ use sinew_tensor::DType;
 use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::packed::Format;
 use crate::strided::Indices;
+use crate::table::joined;
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// The operator: see the [module](self).
@@ -81,14 +82,13 @@ impl fmt::Display for EmbeddingDynamic {
 
 /// The rows of [`Embedding`].
 pub fn rows() -> Vec<Row<Embedding>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 impl Operator for Embedding {

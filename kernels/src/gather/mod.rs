@@ -17,17 +17,17 @@ use sinew_tensor::DType;
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 use crate::strided::Indices;
+use crate::table::joined;
 
 /// The rows of [`Gather`].
 pub fn rows() -> Vec<Row<Gather>> {
-    [
+    joined(&mut [
         vec![cpu::row()],
         #[cfg(feature = "cuda")]
         vec![cuda::row()],
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// `y[i…] = x[i…, with index[i…] in dimension dim]`: `torch.gather`.

@@ -80,6 +80,7 @@ use crate::Compute;
 use crate::norm::{Norm, NormDynamic};
 use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Format, Outputs, PanelKind};
+use crate::table::joined;
 use crate::{Error, Factors, Operands, Operator, Refusal, Result, Row, Work};
 
 #[cfg(feature = "cuda")]
@@ -365,7 +366,7 @@ fn takes_left_as_it_is(fixed: &GemmStatic) -> Result<(), Refusal> {
 
 /// The rows of [`Gemm`], best first.
 pub fn rows() -> Vec<Row<Gemm>> {
-    [
+    joined(&mut [
         cpu::rows::<Gemm>(),
         vec![foreign::ROW],
         #[cfg(all(feature = "cuda", not(target_os = "macos")))]
@@ -374,6 +375,5 @@ pub fn rows() -> Vec<Row<Gemm>> {
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         wgpu::ROWS.to_vec(),
-    ]
-    .concat()
+    ])
 }

@@ -29,6 +29,7 @@ use crate::activation::Activation;
 use crate::gemm::{self, Epilogue, Gemm, GemmDynamic, GemmStatic, Rhs};
 use crate::operator::{self, count_of, expect, expect_compute};
 use crate::packed::Format;
+use crate::table::joined;
 use crate::{Compute, Factors, Operands, Operator, Result, Row, Work};
 
 #[cfg(feature = "cuda")]
@@ -179,12 +180,11 @@ impl Operator for GroupedGemm {
 
 /// The rows of [`GroupedGemm`], best first.
 pub fn rows() -> Vec<Row<GroupedGemm>> {
-    [
+    joined(&mut [
         gemm::cpu::rows::<GroupedGemm>(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         wgpu::ROWS.to_vec(),
-    ]
-    .concat()
+    ])
 }

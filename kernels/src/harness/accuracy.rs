@@ -11,7 +11,8 @@ use sinew_tensor::{Tensor, View, ViewMut};
 use crate::Result;
 use crate::harness::case::{Case, Depth, Expected, Generator, HostOperands, Lay, Reference, Values, decode};
 use crate::harness::suite::{AnySuite, Suite};
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, Work};
+use crate::operator::{Arithmetic, Launch, Operands, Row, Work};
+use crate::table::of_kind;
 
 /// What the harness found for one row.
 #[derive(Clone, Debug)]
@@ -176,7 +177,7 @@ impl OnDevice {
 
 /// Checks each of these rows that runs on `device`. See [`crate::AnyTable::verify`].
 pub fn verify<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Vec<RowReport> {
-    verify_suite(&Suite { rows: of_device(rows, device), cases: O::cases(depth) }, device)
+    verify_suite(&Suite { rows: of_kind(rows, device.id().kind), cases: O::cases(depth) }, device)
 }
 
 /// Devices on which every row has passed the harness: the kind, and how the device's name begins. The run is kept under
@@ -468,18 +469,7 @@ fn compare_with_reference(
 /// Each of these rows with every case of normal values that it takes on `device`, ready to be timed. See
 /// [`crate::AnyTable::runs`].
 pub fn runs<O: Reference>(rows: &[Row<O>], device: &Arc<dyn Device>, depth: Depth) -> Result<Vec<Run>> {
-    runs_of(Arc::new(Suite { rows: of_device(rows, device), cases: O::cases(depth) }), device)
-}
-
-/// The rows that run on a device. A plain loop: it is compiled for each operator.
-fn of_device<O: Operator>(rows: &[Row<O>], device: &Arc<dyn Device>) -> Vec<Row<O>> {
-    let mut of_device = Vec::with_capacity(rows.len());
-    for row in rows {
-        if row.device == device.id().kind {
-            of_device.push(*row);
-        }
-    }
-    of_device
+    runs_of(Arc::new(Suite { rows: of_kind(rows, device.id().kind), cases: O::cases(depth) }), device)
 }
 
 fn runs_of(suite: Arc<dyn AnySuite>, device: &Arc<dyn Device>) -> Result<Vec<Run>> {

@@ -91,7 +91,7 @@ impl Trial {
         lay: Lay,
         stream: &Arc<dyn Stream>,
     ) -> Result<Self> {
-        let rows = table.candidates(fixed, stream.device().hardware()).0.into_iter().copied().collect();
+        let rows = table.taking(fixed, stream.device().hardware());
         let part = O::part(fixed, WEIGHT_BYTES);
         let case = Case { fixed: part, call: *call, lay, values: Values::Repeating, seed: 0 };
         Self::of(Box::new(Suite { rows, cases: vec![case] }), O::work(fixed, call), O::COLD, stream)

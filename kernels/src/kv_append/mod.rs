@@ -39,6 +39,7 @@ use sinew_tensor::{DType, PagedLayout, View};
 
 use crate::operator::{count_of, expect, expect_compute, refuse};
 use crate::rotary::{self, Rotary, RotaryDynamic, RotaryStatic, Style};
+use crate::table::joined;
 use crate::{Operands, Operator, Result, Row, Work};
 
 /// Input: new keys `[tokens, num_kv_heads, head_dim]`.
@@ -126,14 +127,13 @@ pub struct KvAppend;
 
 /// The rows of the operator.
 pub fn rows() -> Vec<Row<KvAppend>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 impl Operator for KvAppend {

@@ -16,18 +16,18 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
+use crate::table::joined;
 use crate::{F32Bits, Result};
 
 /// The rows of [`Norm`].
 pub fn rows() -> Vec<Row<Norm>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// Which norm.

@@ -19,18 +19,18 @@ use crate::Result;
 use crate::elementwise::INTEGERS;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
 use crate::strided::{Indices, largest_index};
+use crate::table::joined;
 
 /// The rows of [`Reduce`].
 pub fn rows() -> Vec<Row<Reduce>> {
-    [
+    joined(&mut [
         cpu::rows(),
         vec![cpu_wide::row()],
         #[cfg(feature = "cuda")]
         vec![cuda::row()],
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// What a row of elements becomes.

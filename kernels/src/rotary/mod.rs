@@ -29,19 +29,19 @@ use sinew_tensor::DType;
 
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
+use crate::table::joined;
 
 pub use table::Table;
 
 /// The rows of [`Rotary`].
 pub fn rows() -> Vec<Row<Rotary>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// Input: what is turned, `[tokens, heads, head_dim]`. Absent where that is the output itself.

@@ -21,6 +21,7 @@ use sinew_tensor::DType;
 
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
+use crate::table::joined;
 
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
@@ -128,12 +129,11 @@ impl Operator for Route {
 
 /// The rows of [`Route`].
 pub fn rows() -> Vec<Row<Route>> {
-    [
+    joined(&mut [
         vec![cpu::ROW],
         #[cfg(feature = "cuda")]
         vec![cuda::ROW],
         #[cfg(feature = "wgpu")]
         vec![wgpu::ROW],
-    ]
-    .concat()
+    ])
 }

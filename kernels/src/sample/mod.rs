@@ -27,6 +27,7 @@ use sinew_tensor::DType;
 
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, refuse};
+use crate::table::joined;
 
 /// The operator: see the [module](self).
 ///
@@ -97,14 +98,13 @@ impl fmt::Display for SampleDynamic {
 
 /// The rows of [`Sample`].
 pub fn rows() -> Vec<Row<Sample>> {
-    [
+    joined(&mut [
         vec![cpu::ROW],
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 impl Operator for Sample {

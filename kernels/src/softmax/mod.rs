@@ -15,18 +15,18 @@ use std::fmt;
 use sinew_tensor::DType;
 
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
+use crate::table::joined;
 use crate::{F32Bits, Result};
 
 /// The rows of [`Softmax`].
 pub fn rows() -> Vec<Row<Softmax>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// `y_i = e^(s_i) / Σ_j e^(s_j)` with `s = scale · x + mask`, for every row of `[.., width]`, computed in f32 from the

@@ -17,17 +17,17 @@ use sinew_tensor::DType;
 use crate::Result;
 use crate::operator::{Operands, Operator, Row, Work, count_of, expect, expect_compute, refuse};
 use crate::strided::{Indices, largest_index};
+use crate::table::joined;
 
 /// The rows of [`TopK`].
 pub fn rows() -> Vec<Row<TopK>> {
-    [
+    joined(&mut [
         cpu::rows(),
         #[cfg(feature = "cuda")]
         cuda::rows(),
         #[cfg(feature = "wgpu")]
         vec![wgpu::row()],
-    ]
-    .concat()
+    ])
 }
 
 /// The `k` largest elements of the last dimension, largest first: `torch.topk`.

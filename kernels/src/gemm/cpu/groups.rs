@@ -195,7 +195,8 @@ pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
             }
             all.write();
         }
-        if done < steps {
+        // Of no steps sums are set all the same.
+        if done < steps || steps == 0 {
             let (a, b, carry) = (groups.a.cast(), groups.b, carry || done > 0);
             multiply::<P, R, 1, 2, 2>(products, format, reads, a, b, steps - done, sums, carry);
         }
