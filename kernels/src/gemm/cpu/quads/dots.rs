@@ -60,7 +60,7 @@ macro_rules! finish_apart {
     };
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use finish_apart;
+pub(in crate::gemm::cpu) use finish_apart;
 
 /// Plain Rust.
 #[derive(Clone, Copy)]

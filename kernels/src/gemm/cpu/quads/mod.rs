@@ -19,6 +19,8 @@ use crate::packed::PanelKind;
 use crate::packed::blocks::{self, LINE};
 use crate::simd::{LANES, Simd};
 pub(super) use dots::Dots;
+#[cfg(target_arch = "x86_64")]
+pub(super) use dots::finish_apart;
 pub(super) use dots::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx2::EvenAndOdd;
@@ -164,7 +166,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// What [`finish`](Products::finish) gives of a tile that has values in bf16: `sums` and `to` are of some rows, and of
     /// so many vectors of outputs of each.
     #[inline(always)]
-    unsafe fn finish_apart(
+    pub unsafe fn finish_apart(
         self,
         group: Group,
         vectors: usize,
