@@ -19,6 +19,8 @@ mod finish;
 mod floats;
 #[cfg(target_arch = "x86_64")]
 mod floats_avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod fp4_avx2;
 mod groups;
 #[cfg(target_arch = "x86_64")]
 mod int16;
@@ -50,6 +52,8 @@ pub(crate) fn rows<O: Multiplies>() -> Vec<Row<O>> {
         O::row::<int16::VnniWay>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<int16::Avx2Way>(),
+        #[cfg(target_arch = "x86_64")]
+        O::row::<fp4_avx2::DoubledWay>(),
         #[cfg(target_arch = "x86_64")]
         O::row::<int8::VnniWay>(),
         #[cfg(target_arch = "x86_64")]
