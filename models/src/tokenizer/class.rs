@@ -347,6 +347,11 @@ impl Class {
         self.names[0]
     }
 
+    /// Returns whether the class has no pad token of its own. GPT2Tokenizer has none and passes that on.
+    pub fn takes_pad_token(&self) -> bool {
+        self.name() != "GPT2Tokenizer" && !self.defaults.iter().any(|(attribute, _)| *attribute == "pad_token")
+    }
+
     /// Reads the options of a config and refuses those of a wrong type.
     pub fn settings(&'static self, config: &Fields<'_>) -> Result<Settings> {
         let mut settings = Settings { class: self, bert: None, add_prefix_space: None };

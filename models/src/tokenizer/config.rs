@@ -15,9 +15,9 @@ const EXTRA: &str = "extra_special_tokens";
 const MODEL_SPECIFIC: &str = "model_specific_special_tokens";
 /// [`EXTRA`] had this name before transformers 5.
 const ADDITIONAL: &str = "additional_special_tokens";
+const PAD: &str = "pad_token";
 /// transformers gives new ids to the tokens of these attributes in this order.
-const ATTRIBUTES: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const ATTRIBUTES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", PAD, "cls_token", "mask_token"];
 
 /// Holds the declarations of the files beside a `tokenizer.json`.
 #[derive(Default)]
@@ -35,6 +35,8 @@ pub(super) struct Declared {
     pub named: Vec<(String, AddedToken)>,
     /// These special tokens have no attribute and get ids after the named ones.
     pub extra: Vec<AddedToken>,
+    /// The files name a pad token, or say with `null` that there is none.
+    states_pad_token: bool,
     /// The config may set `add_bos_token` and `add_eos_token`.
     adds: [Option<bool>; 2],
 }
@@ -71,6 +73,7 @@ impl Declared {
             legacy: if config.mentions(ADDED) { Vec::new() } else { legacy(documents)? },
             named: special.named,
             extra: special.extra,
+            states_pad_token: config.mentions(PAD) || map.is_some_and(|map| map.mentions(PAD)),
             adds: [config.flag("add_bos_token")?, config.flag("add_eos_token")?],
         })
     }
@@ -86,6 +89,19 @@ impl Declared {
         let defaults = self.class(file).map_or(&[][..], |settings| settings.class.defaults);
         let named = |attribute: &str| self.named.iter().any(|(name, _)| name == attribute);
         defaults.iter().filter(move |(attribute, _)| !named(attribute)).map(|(_, token)| *token)
+    }
+
+    /// Returns whether the token of the padding in `tokenizer.json` is the pad token.
+    pub fn takes_pad_token(&self, file: &Kinds) -> bool {
+        !self.states_pad_token && self.class(file).is_none_or(|settings| settings.class.takes_pad_token())
+    }
+
+    /// Returns the named tokens in the order in which they get new ids, with a `pad` token that the files do not name.
+    pub fn named_and<'a>(&'a self, pad: Option<&'a AddedToken>) -> impl Iterator<Item = &'a AddedToken> + Clone {
+        let mut earlier = ATTRIBUTES.iter().take_while(|attribute| **attribute != PAD);
+        let before = self.named.iter().take_while(|(name, _)| earlier.any(|attribute| attribute == name)).count();
+        let (before, after) = self.named.split_at(before);
+        before.iter().map(|(_, token)| token).chain(pad).chain(after.iter().map(|(_, token)| token))
     }
 
     /// Returns whether named special tokens lose their flags.
@@ -167,7 +183,7 @@ impl Special {
                     && !ATTRIBUTES.contains(&name.as_str())
                     && match text {
                         true => value.is_string(),
-                        false => value.get("content").is_some_and(Value::is_string),
+                        false => is_token(fields, value),
                     }
             });
             values.map(|(name, value)| Ok((name.clone(), token(fields, &name, value)?))).collect::<Result<Vec<_>>>()
@@ -232,13 +248,23 @@ impl Special {
     }
 }
 
-/// Reads a special token from its text, or from an object with its flags. In an object with `__type`, which Python
-/// writes into configs, a missing `special` means false.
+/// Returns whether an object in a file stands for a token. In `tokenizer_config.json` only one with `__type` does, which
+/// transformers writes there.
+fn is_token(fields: &Fields<'_>, value: &Value) -> bool {
+    let typed = value.get("__type").is_some_and(|name| name == "AddedToken");
+    value.get("content").is_some_and(Value::is_string) && (typed || fields.file() != FileName::TokenizerConfig.as_str())
+}
+
+/// Reads a special token from its text, or from an object with its flags. In an object with `__type` a missing `special`
+/// means false.
 fn token(fields: &Fields<'_>, name: &str, value: &Value) -> Result<AddedToken> {
     let problem = |problem: &str| fields.problem(name, &format!("{problem}, found {}", brief(value)));
     let object = match value {
         Value::String(content) => return Ok(AddedToken::from(content.as_str(), true)),
-        Value::Object(object) if object.get("content").is_some_and(Value::is_string) => object,
+        Value::Object(object) if is_token(fields, value) => object,
+        Value::Object(_) if fields.file() == FileName::TokenizerConfig.as_str() => {
+            return Err(problem("must be a string or a token's object with `__type`"));
+        }
         _ => return Err(problem("must be a string or a token's object")),
     };
     let flag = |flag: &str, default: bool| match object.get(flag) {
