@@ -68,6 +68,7 @@ mod files;
 mod json;
 mod limits;
 mod load_options;
+mod modules;
 mod nearest;
 mod passes;
 mod steps;
