@@ -181,6 +181,8 @@ fn the_time_is_formatted() {
     assert_eq!(text("{{ strftime_now('%d %b %Y')|length }}"), "11");
     // Python's local time has microseconds and no zone.
     assert_eq!(text("{{ strftime_now('%f')|length }}{{ strftime_now('%Z%z') }}{{ strftime_now('%%é') }}"), "6%é");
+    assert_eq!(text("{{ strftime_now('%Ez%Oz%E%%Of%Eq%O') }}"), "%%Of%Eq%O");
+    assert_eq!(text("{{ strftime_now('%EY %Od %Ex') == strftime_now('%Y %d %x') }}"), "True");
     assert_eq!(text("{{ strftime_now('%c') == strftime_now('%a %b %e %H:%M:%S %Y') }}"), "True");
     refused(&format!("{{{{ strftime_now('{}') }}}}", "%B".repeat(1000)), "at most 1000 bytes");
 }
