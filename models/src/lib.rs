@@ -62,6 +62,7 @@ pub mod tokenizer;
 
 mod activations;
 mod answering;
+mod checkpoint_names;
 mod contents;
 mod documents;
 mod files;
