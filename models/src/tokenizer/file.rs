@@ -281,7 +281,7 @@ impl Added {
         }
         // A token with a name is special. It keeps its other flags where it is in one of the lists so far, and has those
         // that are said last where it is not.
-        let defaults = declared.defaults(kinds).map(|text| AddedToken::from(text, true));
+        let defaults = declared.defaults(kinds).map(|(_, text)| AddedToken::from(*text, true));
         let defaults: Vec<_> =
             defaults.filter(|token| known.contains_key(&*token.content) || in_vocab(&token.content)).collect();
         let pad = pad.filter(|_| declared.takes_pad_token(kinds)).map(|text| AddedToken::from(text, true));
