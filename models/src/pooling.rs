@@ -74,8 +74,9 @@ impl EmbeddingConfig {
                 check_transformer(&fields)?;
             }
         }
-        config.read_own(documents)?;
+        // Without modules sentence-transformers does not read its config for a whole model either.
         if let Some(modules) = modules {
+            config.read_own(documents)?;
             config.read_modules(documents, &modules)?;
         }
         Ok(config)

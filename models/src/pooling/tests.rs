@@ -11,6 +11,14 @@ fn modules() -> Value {
     json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")])
 }
 
+/// Reads a `config_sentence_transformers.json` beside the modules of a usual model.
+fn read_own(own: Value) -> Result<EmbeddingConfig> {
+    let pooling = json!({"pooling_mode": "mean"});
+    let own = ("config_sentence_transformers.json", own);
+    let folder = folder_of(&[("modules.json", modules()), ("1_Pooling/config.json", pooling), own]);
+    EmbeddingConfig::read(&Documents::new(folder.path()))
+}
+
 fn read(modules: Value, pooling: Value) -> Result<EmbeddingConfig> {
     let folder = folder_of(&[("modules.json", modules), ("1_Pooling/config.json", pooling)]);
     EmbeddingConfig::read(&Documents::new(folder.path()))
@@ -35,6 +43,10 @@ fn pooling_and_normalisation_come_from_the_modules() {
     let config = EmbeddingConfig::read(&Documents::new(none.path())).expect("valid");
     assert_eq!(config, EmbeddingConfig::default());
     assert!(config.normalize && config.pooling.is_none());
+    // sentence-transformers 6.2 reads this file only beside modules.json.
+    let own = json!({"truncate_dim": 7, "prompts": {"q": "Q: "}, "default_prompt_name": "q", "model_type": "Other"});
+    let alone = folder_of(&[("config_sentence_transformers.json", own)]);
+    assert_eq!(EmbeddingConfig::read(&Documents::new(alone.path())).expect("valid"), EmbeddingConfig::default());
 }
 
 #[test]
@@ -158,10 +170,7 @@ fn files_of_other_kinds_of_models_are_refused() {
 
 #[test]
 fn dimensions_are_a_count() {
-    let read = |value: Value| {
-        let files = [("config_sentence_transformers.json", json!({"truncate_dim": value}))];
-        EmbeddingConfig::read(&Documents::new(folder_of(&files).path())).map(|config| config.truncate_dim)
-    };
+    let read = |value: Value| read_own(json!({"truncate_dim": value})).map(|config| config.truncate_dim);
     assert_eq!(read(json!(7)).expect("a count"), Some(7));
     assert_eq!(read(json!(null)).expect("none"), None);
     assert!(read(json!(7.0)).expect_err("a float").one_line().contains("`truncate_dim` must be an integer, found 7.0"));
@@ -173,9 +182,8 @@ fn dimensions_are_a_count() {
 
 #[test]
 fn prompts_have_names_and_one_may_be_the_default() {
-    let file = "config_sentence_transformers.json";
     let prompts = json!({"query": "Query: ", "document": ""});
-    let read = |value: Value| EmbeddingConfig::read(&Documents::new(folder_of(&[(file, value)]).path()));
+    let read = read_own;
     let config = read(json!({"prompts": prompts, "default_prompt_name": null})).expect("valid");
     assert_eq!(config.prompt(None).expect("none"), "");
     assert_eq!(config.prompt(Some("query")).expect("there"), "Query: ");
