@@ -12,6 +12,7 @@ use super::number;
 use super::repr::ascii;
 use super::text::{char_count, escape_html};
 use super::value::{Value, same_kind};
+use crate::error::cut_to;
 
 /// How a float is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,8 +95,7 @@ struct Spec {
 
 impl Spec {
     fn parse(text: &str) -> Result<Self> {
-        let invalid =
-            || Error::new(format!("invalid format specifier '{}'", text.chars().take(40).collect::<String>()));
+        let invalid = || Error::new(format!("invalid format specifier '{}'", cut_to(text, 40)));
         let is_align = |c: char| matches!(c, '<' | '>' | '=' | '^');
         let mut chars = text.chars().peekable();
         let mut spec = Self {
