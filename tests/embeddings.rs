@@ -151,7 +151,13 @@ const PROMPTS: &str = r#"{"prompts": {"query": "the work of ", "none": ""}, "def
 
 #[test]
 fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
-    let folder = changed(ENCODER, &[("config_sentence_transformers.json", PROMPTS)]);
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    let of_prompts = |pooling: &str| {
+        let files = [("config_sentence_transformers.json", PROMPTS), ("modules.json", modules)];
+        changed(ENCODER, &[files[0], files[1], ("1_Pooling/config.json", pooling)])
+    };
+    let folder = of_prompts(r#"{"pooling_mode": "mean"}"#);
     let mut with = model(folder.path(), None);
     let spelled = bits(&with.embed_as("none", &["the work of rights"]).expect("the text embeds"));
     assert_eq!(bits(&with.embed_as("query", &["rights"]).expect("the text embeds")), spelled);
@@ -159,11 +165,7 @@ fn a_prompt_stands_before_the_text_and_may_be_left_out_of_the_pooling() {
     assert_ne!(bits(&with.embed_as("none", &["rights"]).expect("the text embeds")), spelled);
     assert!(with.embed_as("title", &["rights"]).expect_err("no such prompt").to_string().contains("title"));
 
-    let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
-    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
-        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
-    let prompts = ("config_sentence_transformers.json", PROMPTS);
-    let folder = changed(ENCODER, &[prompts, ("modules.json", modules), ("1_Pooling/config.json", pooling)]);
+    let folder = of_prompts(r#"{"pooling_mode": "mean", "include_prompt": false}"#);
     let mut without = model(folder.path(), None);
     let files = Folder::new(folder.path());
     assert!(!files.embedding().expect("valid").include_prompt);

@@ -81,28 +81,12 @@ impl ChatTemplate {
 
     /// Reads the templates and special tokens of a folder.
     ///
-    /// Template files replace the templates of `tokenizer_config.json`. `special_tokens_map.json` overrides
-    /// `tokenizer_config.json`, unless the latter has `added_tokens_decoder`.
+    /// Template files replace the templates of `tokenizer_config.json`.
     pub(crate) fn read(documents: &Documents) -> Result<Option<Self>> {
-        let mut special_tokens = Map::new();
         let mut templates = Vec::new();
-        let mut map_counts = true;
         let mut file = FileName::TokenizerConfig.as_str();
         if let Some(value) = documents.json_if_present(FileName::TokenizerConfig)? {
-            let fields = Fields::of(value, file, "")?;
-            templates = named_templates(&fields)?;
-            add_special_tokens(&mut special_tokens, &fields)?;
-            map_counts = !fields.mentions("added_tokens_decoder");
-            for (name, token) in tokenizer::class_defaults(documents)? {
-                // A token that is null stays out.
-                if !fields.mentions(name) {
-                    special_tokens.entry(*name).or_insert_with(|| (*token).into());
-                }
-            }
-        }
-        let map = FileName::SpecialTokensMap;
-        if map_counts && let Some(value) = documents.json_if_present(map)? {
-            add_special_tokens(&mut special_tokens, &Fields::of(value, map.as_str(), "")?)?;
+            templates = named_templates(&Fields::of(value, file, "")?)?;
         }
         let own = documents.text_if_present(FileName::ChatTemplate)?;
         let additional = documents.additional_chat_templates()?;
@@ -110,8 +94,12 @@ impl ChatTemplate {
             file = if own.is_some() { FileName::ChatTemplate.as_str() } else { ADDITIONAL_CHAT_TEMPLATES };
             templates = own.map(|source| ("default".to_owned(), source)).into_iter().chain(additional).collect();
         }
-        let file = file.to_owned();
-        Ok((!templates.is_empty()).then_some(Self { templates, special_tokens, file }))
+        if templates.is_empty() {
+            return Ok(None);
+        }
+        let tokens = tokenizer::template_tokens(documents)?.into_iter();
+        let special_tokens = tokens.map(|(name, token)| (name, token.into())).collect();
+        Ok(Some(Self { templates, special_tokens, file: file.to_owned() }))
     }
 
     /// Returns the template called `name` for all conversations, with or without tools; `None` if there is none.
@@ -196,37 +184,6 @@ fn named_templates(fields: &Fields<'_>) -> Result<Vec<(String, String)>> {
             .collect(),
         Some(other) => Err(wrong("must be a string or a list of named templates", other)),
     }
-}
-
-/// Adds the tokens that a file names: the attributes of Hugging Face's tokenizers, and all others called `…_token`.
-/// Each is a string, or an object with `content`. Named extra tokens override both.
-fn add_special_tokens(tokens: &mut Map<String, Value>, fields: &Fields<'_>) -> Result<()> {
-    const NAMES: [&str; 7] =
-        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-    let content = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
-    let wrong = |name: &str, value: &Value| {
-        fields.problem(name, &format!("must be a string or a token's object, found {}", brief(value)))
-    };
-    for name in fields.keys().filter(|name| name.ends_with("_token")) {
-        let Some(value) = fields.get(name) else { continue };
-        match content(value) {
-            Some(token) => tokens.insert(name.to_owned(), token.into()),
-            None if NAMES.contains(&name) => return Err(wrong(name, value)),
-            // Settings such as `add_bos_token` are no tokens.
-            None => continue,
-        };
-    }
-    for named in ["extra_special_tokens", "model_specific_special_tokens"] {
-        // A list has tokens without names. The second object counts only if no other token has a name of its own.
-        let Some(Value::Object(extra)) = fields.get(named) else { continue };
-        if named == "model_specific_special_tokens" && tokens.keys().any(|name| !NAMES.contains(&name.as_str())) {
-            continue;
-        }
-        for (name, value) in extra {
-            tokens.insert(name.clone(), content(value).ok_or_else(|| wrong(name, value))?.into());
-        }
-    }
-    Ok(())
 }
 
 /// Converts a message to the object that transformers gives to templates. It has no null fields, and has its reasoning

@@ -5,9 +5,9 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, first_names};
 use crate::quantized::{Quantization, StoredModule};
-use crate::tensors::{Tensors, first_names};
+use crate::tensors::Tensors;
 
 /// The weights of one model: its [`Tensors`], of which those of a quantized module are found by the module's name.
 ///

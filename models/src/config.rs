@@ -21,7 +21,7 @@ pub use decoder::{DecoderConfig, ExpertsConfig, FeedForward, LayerConfig, NormKi
 pub(crate) use decoder::{Defaults, FieldNames};
 pub(crate) use encoder::EncoderDefaults;
 pub use encoder::{EncoderConfig, EncoderLayerConfig, LearnedPositions};
-pub(crate) use names::{EmbeddingSource, EncoderNames, ExpertMatrices, Experts, Qkv, TensorNames, Up};
+pub(crate) use names::{EncoderNames, ExpertMatrices, Experts, Qkv, TensorNames, Up};
 pub(crate) use rope::RopeDefaults;
 pub use rope::{RopeConfig, RopeScaling};
 

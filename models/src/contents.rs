@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::documents::FileName;
-use crate::files;
+use crate::error::first_names;
+use crate::files::{self, INDEX, SINGLE};
 use crate::json::{self, brief};
-use crate::tensors::{INDEX, SINGLE, first_names};
 
 /// Describes a kind of file that Sinew does not read.
 struct Kind {

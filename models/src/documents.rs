@@ -9,10 +9,10 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::json::{self, Fields};
-use crate::pooling;
+use crate::modules::{self, MODULES};
 
 macro_rules! file_names {
-    ($($file:ident = $name:literal,)*) => {
+    ($($file:ident = $name:expr,)*) => {
         /// A file that is read of a model besides its weights. The hub is asked for these, and for those that they name:
         /// shards, and the configs of pooling.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ file_names! {
     SpecialTokensMap = "special_tokens_map.json",
     AddedTokens = "added_tokens.json",
     ChatTemplate = "chat_template.jinja",
-    Modules = "modules.json",
+    Modules = MODULES,
     SentenceBertConfig = "sentence_bert_config.json",
     SentenceRobertaConfig = "sentence_roberta_config.json",
     SentenceXlmRobertaConfig = "sentence_xlm-roberta_config.json",
@@ -88,7 +88,7 @@ impl Documents {
     /// # Errors
     /// [`Error::Checkpoint`] for a `modules.json` that names a folder outside.
     pub(crate) fn transformer(&self) -> Result<String> {
-        pooling::transformer_folder(self)
+        modules::transformer_folder(&self.path, self.json_if_present(FileName::Modules).ok().flatten())
     }
 
     /// The folder of the weights: [`transformer`](Self::transformer).

@@ -1,5 +1,6 @@
 //! What can go wrong between a folder on disk and the next token.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -241,6 +242,21 @@ pub fn printable(text: &str) -> String {
         }
     }
     line
+}
+
+/// Returns a text, or its first `most` characters and `…` if it has more.
+pub(crate) fn cut_to(text: &str, most: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// Names for a message: the first few of them.
+pub(crate) fn first_names<T: AsRef<str>>(names: &[T]) -> String {
+    const NAMED: usize = 3;
+    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
+    format!("{}{}", first.join(", "), if names.len() > NAMED { ", …" } else { "" })
 }
 
 /// So many of what is called `one` where there is one.

@@ -6,6 +6,10 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
 
+/// The weights of a model in one file.
+pub(crate) const SINGLE: &str = "model.safetensors";
+/// The list of the files of a model with several.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// No `config.json` comes near this. Parsed, JSON takes up to 16 times its size.
 pub(crate) const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// No `tokenizer.json` comes near this. It keeps a file that was swapped for a huge one out of memory.

@@ -127,14 +127,14 @@ impl GenerationConfig {
         };
         let mut unreadable = Vec::new();
         Ok(Self {
-            do_sample: fields.flag("do_sample")?.unwrap_or(false),
+            do_sample: samples(&fields)?,
             temperature: or_unreadable("temperature", number("temperature"), &mut unreadable)?,
             top_k: or_unreadable("top_k", fields.integer("top_k", MAX_TOKENS), &mut unreadable)?,
             top_p: or_unreadable("top_p", number("top_p"), &mut unreadable)?,
             min_p: or_unreadable("min_p", number("min_p"), &mut unreadable)?,
             repetition_penalty: number("repetition_penalty")?,
-            max_new_tokens: fields.count("max_new_tokens", MAX_TOKENS)?,
-            max_length: fields.count("max_length", MAX_TOKENS)?,
+            max_new_tokens: length(&fields, "max_new_tokens")?,
+            max_length: length(&fields, "max_length")?,
             min_new_tokens: or_off("min_new_tokens")?,
             min_length: or_off("min_length")?,
             stop_strings: stop_strings(&fields)?,
@@ -223,6 +223,25 @@ impl GenerationConfig {
     pub fn min_new_tokens(&self, prompt_tokens: usize) -> usize {
         let of_length = || self.min_length.map_or(0, |length| length.saturating_sub(prompt_tokens));
         self.min_new_tokens.unwrap_or_else(of_length)
+    }
+}
+
+/// Reads `do_sample`. A number other than 0 is true, as in Python.
+fn samples(fields: &Fields<'_>) -> Result<bool> {
+    const NAME: &str = "do_sample";
+    match fields.get(NAME).and_then(Value::as_f64) {
+        Some(number) => Ok(number != 0.0),
+        None => Ok(fields.flag(NAME)?.unwrap_or(false)),
+    }
+}
+
+/// Reads a number of tokens. Generation ends at the first count that is not below it, so `20.5` is 21 tokens.
+fn length(fields: &Fields<'_>, name: &str) -> Result<Option<usize>> {
+    match fields.get(name).and_then(Value::as_f64) {
+        Some(tokens) if tokens.fract() != 0.0 && (0.0..MAX_TOKENS as f64).contains(&tokens) => {
+            Ok(Some(tokens.ceil() as usize))
+        }
+        _ => fields.count(name, MAX_TOKENS),
     }
 }
 
@@ -346,6 +365,8 @@ mod tests {
         let greedy = SamplingParams { temperature: 0.0, ..expected };
         assert_eq!(params(&format!(r#"{{"do_sample": false, {settings}}}"#)), greedy);
         assert_eq!(params(&format!("{{{settings}}}")), greedy);
+        assert_eq!(params(&format!(r#"{{"do_sample": 0, {settings}}}"#)), greedy);
+        assert_eq!(params(r#"{"do_sample": 1}"#), params(r#"{"do_sample": true}"#));
         let bare = params(r#"{"do_sample": true, "temperature": null}"#);
         assert_eq!((bare.temperature, bare.top_k), (1.0, 50));
     }
@@ -414,6 +435,9 @@ mod tests {
         assert_eq!(most("{}"), None);
         assert_eq!(most(r#"{"max_length": 30}"#), Some(20));
         assert_eq!(most(r#"{"max_length": 5}"#), Some(0));
+        // transformers 5.24 compares counts with the number.
+        assert_eq!(most(r#"{"max_length": 20.5}"#), Some(11));
+        assert_eq!(most(r#"{"max_new_tokens": 6.5}"#), Some(7));
         assert_eq!(most(r#"{"max_length": 30, "max_new_tokens": 7}"#), Some(7));
     }
 
@@ -488,6 +512,7 @@ mod tests {
             (r#"{"bad_words_ids": [[]]}"#, "`bad_words_ids` must hold lists of token ids, has []"),
             (r#"{"bad_words_ids": [[1, "a"]]}"#, "`bad_words_ids` must hold lists of token ids, has \"a\""),
             (r#"{"no_repeat_ngram_size": 1.5}"#, "`no_repeat_ngram_size` must be an integer"),
+            (r#"{"max_length": -1.5}"#, "`max_length` must be an integer from 0"),
             (r#"{"max_length": -1}"#, "`max_length` must be an integer from 0"),
             (r#"{"max_new_tokens": [1]}"#, "`max_new_tokens` must be an integer"),
             (

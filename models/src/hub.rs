@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::documents::{ADDITIONAL_CHAT_TEMPLATES, Documents, FileName};
 use crate::error::{Error, Result, one_line};
 use crate::files;
-use crate::pooling;
+use crate::modules::{self, MODULES};
 use crate::tensors::{self, SINGLE};
 
 #[cfg(feature = "hub")]
@@ -23,8 +23,6 @@ mod fetch;
 
 /// The only small file that every model has.
 const CONFIG: &str = FileName::Config.as_str();
-/// The small file that names the folders of others.
-const MODULES: &str = FileName::Modules.as_str();
 
 /// Variables of the environment, by what they say; of several for one thing the first that is set counts. A folder may
 /// begin with `~`, which is `HOME`.
@@ -283,7 +281,8 @@ impl Snapshot {
     /// The names of all small files that are read, once `modules.json` is there: some lie in folders that it names.
     fn small_files(&self) -> Result<Vec<String>> {
         let documents = self.documents();
-        let mut names = pooling::config_files(&documents)?;
+        let mut names =
+            modules::config_files(&self.folder, documents.json_if_present(FileName::Modules).ok().flatten())?;
         for file in FileName::ALL {
             names.push(documents.name_of(*file)?);
         }

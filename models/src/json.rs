@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut_to};
 
 /// A JSON object whose fields are read with their type checked.
 ///
@@ -197,10 +197,7 @@ pub(crate) fn brief(value: &Value) -> String {
     // An error says that it is full.
     let _ = write(value, &mut start);
     let text = String::from_utf8_lossy(&start.0);
-    match text.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.into_owned(),
-    }
+    cut_to(&text, MAX_CHARS).into_owned()
 }
 
 /// The value of a file's text, which may have what Python's `json` reads beyond JSON: readers of [`Fields`] refuse that by

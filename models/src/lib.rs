@@ -62,12 +62,14 @@ pub mod tokenizer;
 
 mod activations;
 mod answering;
+mod checkpoint_names;
 mod contents;
 mod documents;
 mod files;
 mod json;
 mod limits;
 mod load_options;
+mod modules;
 mod nearest;
 mod passes;
 mod steps;

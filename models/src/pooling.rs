@@ -1,7 +1,6 @@
 //! From the vectors of a text's tokens to the vector of the text, as the files of sentence-transformers say.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path};
 
 use serde_json::{Value, json};
 
@@ -9,8 +8,10 @@ use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::json::{self, Fields, brief};
+use crate::modules::{self, Class, MODULES, Module};
 
-const MODULES: &str = FileName::Modules.as_str();
+/// Maximum number of modules. Published models have three, and some a second Normalize.
+const MAX_MODULES: usize = 8;
 /// Maximum number of dimensions that a file may ask for.
 const MAX_DIMENSIONS: usize = i32::MAX as usize;
 
@@ -66,15 +67,16 @@ impl Default for EmbeddingConfig {
 impl EmbeddingConfig {
     pub(crate) fn read(documents: &Documents) -> Result<Self> {
         let mut config = Self::default();
-        let modules = Module::all(documents)?;
+        let modules = documents.json_if_present(FileName::Modules)?.map(modules::read).transpose()?;
         if let Some(fields) = documents.sentence_config()? {
             config.do_lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
             if modules.is_some() {
                 check_transformer(&fields)?;
             }
         }
-        config.read_own(documents)?;
+        // Without modules sentence-transformers does not read its config for a whole model either.
         if let Some(modules) = modules {
+            config.read_own(documents)?;
             config.read_modules(documents, &modules)?;
         }
         Ok(config)
@@ -119,27 +121,34 @@ impl EmbeddingConfig {
         if let Some(name) = self.default_prompt_name.as_ref().filter(|name| self.known_prompt(name).is_none()) {
             return Err(fields.problem("default_prompt_name", &format!("is `{name}`, which `prompts` does not have")));
         }
+        // sentence-transformers slices with the value, and Python refuses a float there.
+        if let Some(value) = fields.get("truncate_dim").filter(|value| value.is_f64()) {
+            return Err(fields.problem("truncate_dim", &format!("must be an integer, found {}", brief(value))));
+        }
         self.truncate_dim = fields.size("truncate_dim", MAX_DIMENSIONS)?;
         Ok(())
     }
 
     fn read_modules(&mut self, documents: &Documents, modules: &[Module]) -> Result<()> {
-        const ALL: [Class; 3] = [Class::Transformer, Class::Pooling, Class::Normalize];
-        let classes = modules.iter().take(ALL.len() + 1).map(Module::class).collect::<Result<Vec<_>>>()?;
+        let classes = modules.iter().take(MAX_MODULES).map(Module::class).collect::<Result<Vec<_>>>()?;
         for (module, class) in modules.iter().zip(&classes) {
             match class {
                 Class::Transformer => {}
                 Class::Pooling => self.read_pooling(documents, &module.config())?,
-                Class::Normalize => module.check_normalize(documents)?,
+                Class::Normalize => check_normalize(module, documents)?,
             }
         }
-        if classes != ALL && classes != ALL[..2] {
-            let found: Vec<String> =
-                modules.iter().take(ALL.len() + 1).map(|module| module.name().to_owned()).collect();
+        let normalizes = match classes.as_slice() {
+            [Class::Transformer, Class::Pooling, rest @ ..] if classes.len() == modules.len() => Some(rest),
+            _ => None,
+        };
+        let Some(normalizes) = normalizes.filter(|rest| rest.iter().all(|class| *class == Class::Normalize)) else {
+            let found: Vec<&str> = modules.iter().take(MAX_MODULES).map(Module::name).collect();
             let problem = "expected a Transformer, a Pooling and perhaps a Normalize, found";
-            return Err(damaged(format!("{problem} {}", found.join(", "))));
-        }
-        self.normalize = classes.len() == ALL.len();
+            return Err(modules::damaged(format!("{problem} {}", found.join(", "))));
+        };
+        // Scaling a vector again changes nothing.
+        self.normalize = !normalizes.is_empty();
         Ok(())
     }
 
@@ -147,29 +156,21 @@ impl EmbeddingConfig {
         let path = files::join_inside(documents.path(), file, MODULES)?;
         let value = json::parse(&files::read_text(&path)?, file)?;
         let fields = Fields::of(&value, file, "")?;
-        // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode.
+        // Newer files say `"pooling_mode": "mean"`, older ones have a flag for each mode and mean the mean if none is set.
         let named = match fields.get("pooling_mode") {
             Some(Value::Array(modes)) => match modes.iter().map(Value::as_str).collect() {
                 Some(modes) => modes,
                 None => return Err(fields.problem("pooling_mode", "must be a string or a list of them")),
             },
             Some(_) => fields.text("pooling_mode")?.into_iter().collect(),
-            None => {
-                let mut set = Vec::new();
-                for key in fields.keys() {
-                    if let Some(mode) = key.strip_prefix("pooling_mode_")
-                        && fields.flag(key)?.unwrap_or(false)
-                    {
-                        set.push(mode);
-                    }
-                }
-                set
-            }
+            None if fields.mentions("pooling_mode") => Vec::new(),
+            None => set_flags(&fields)?,
         };
         self.pooling = Some(match named.as_slice() {
-            [] | ["mean" | "mean_tokens"] => Pooling::Mean,
-            ["max" | "max_tokens"] => Pooling::Max,
-            ["cls" | "cls_token"] => Pooling::Cls,
+            [] => return Err(fields.problem("pooling_mode", "names no mode")),
+            ["mean"] => Pooling::Mean,
+            ["max"] => Pooling::Max,
+            ["cls"] => Pooling::Cls,
             ["lasttoken"] => Pooling::LastToken,
             other => {
                 return Err(Error::Unsupported {
@@ -181,6 +182,26 @@ impl EmbeddingConfig {
         self.include_prompt = fields.flag("include_prompt")?.unwrap_or(true);
         Ok(())
     }
+}
+
+/// Returns the modes whose flags a pooling's config sets, by their names in `pooling_mode`.
+fn set_flags<'a>(fields: &Fields<'a>) -> Result<Vec<&'a str>> {
+    let mut modes = Vec::new();
+    for key in fields.keys() {
+        if let Some(mode) = key.strip_prefix("pooling_mode_")
+            && fields.flag(key)?.unwrap_or(false)
+        {
+            modes.push(match mode {
+                "mean_tokens" => "mean",
+                "max_tokens" => "max",
+                "cls_token" => "cls",
+                // sentence-transformers knows no flag of these names.
+                "mean" | "max" | "cls" => key,
+                other => other,
+            });
+        }
+    }
+    Ok(if modes.is_empty() { vec!["mean"] } else { modes })
 }
 
 impl Pooling {
@@ -213,104 +234,6 @@ pub(crate) fn normalize(vector: &mut [f64]) {
     vector.iter_mut().for_each(|x| *x /= norm);
 }
 
-/// Lists the module classes of sentence-transformers that Sinew runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Transformer,
-    Pooling,
-    Normalize,
-}
-
-/// The name of a module's class begins with one of these packages, depending on the version that saved it.
-const PACKAGES: [&str; 3] = [
-    "sentence_transformers.models.",
-    "sentence_transformers.base.modules.",
-    "sentence_transformers.sentence_transformer.modules.",
-];
-
-impl Class {
-    /// Returns the class of a full name. A class of other code may have the same last part and do something else.
-    fn of(name: &str) -> Option<Self> {
-        match name.strip_prefix("sentence_transformers.")? {
-            "models.Transformer"
-            | "models.Transformer.Transformer"
-            | "base.modules.Transformer"
-            | "base.modules.transformer.Transformer"
-            | "sentence_transformer.modules.Transformer" => Some(Self::Transformer),
-            "models.Pooling"
-            | "models.Pooling.Pooling"
-            | "sentence_transformer.modules.Pooling"
-            | "sentence_transformer.modules.pooling.Pooling" => Some(Self::Pooling),
-            "models.Normalize"
-            | "models.Normalize.Normalize"
-            | "base.modules.Normalize"
-            | "base.modules.normalize.Normalize"
-            | "sentence_transformer.modules.Normalize"
-            | "sentence_transformer.modules.normalize.Normalize" => Some(Self::Normalize),
-            _ => None,
-        }
-    }
-}
-
-/// An entry of `modules.json`.
-struct Module<'a> {
-    /// The class of the module has this name, with the package.
-    class: &'a str,
-    path: Option<&'a str>,
-}
-
-impl<'a> Module<'a> {
-    /// `None` in a folder without `modules.json`.
-    fn all(documents: &'a Documents) -> Result<Option<Vec<Self>>> {
-        let Some(value) = documents.json_if_present(FileName::Modules)? else { return Ok(None) };
-        let modules =
-            value.as_array().ok_or_else(|| damaged(format!("expected a list of modules, found {}", brief(value))))?;
-        let modules = modules.iter().map(|module| {
-            let fields = Fields::of(module, MODULES, "")?;
-            Ok(Self { class: fields.required("type", fields.text("type")?)?, path: fields.text("path")? })
-        });
-        modules.collect::<Result<_>>().map(Some)
-    }
-
-    /// # Errors
-    /// [`Error::Unsupported`] for a class that is not implemented, because its vectors would differ.
-    fn class(&self) -> Result<Class> {
-        Class::of(self.class).ok_or_else(|| Error::Unsupported {
-            what: format!("the module `{}` in {MODULES}", crate::printable(self.name())),
-            supported: "Transformer, Pooling and Normalize of sentence_transformers".to_owned(),
-        })
-    }
-
-    /// Returns the name without the package if the package belongs to sentence-transformers.
-    fn name(&self) -> &'a str {
-        PACKAGES.iter().find_map(|package| self.class.strip_prefix(package)).unwrap_or(self.class)
-    }
-
-    /// The name of its config in the model's folder.
-    fn config(&self) -> String {
-        format!("{}/config.json", self.path.unwrap_or("1_Pooling"))
-    }
-
-    /// Returns whether the module uses the files of the model's folder.
-    fn is_in_root(&self) -> bool {
-        Path::new(self.path.unwrap_or_default()).components().all(|part| part == Component::CurDir)
-    }
-
-    /// Refuses a module that scales anything but the vector of a text.
-    fn check_normalize(&self, documents: &Documents) -> Result<()> {
-        if self.is_in_root() {
-            return Ok(());
-        }
-        let file = self.config();
-        let path = files::join_inside(documents.path(), &file, MODULES)?;
-        let Some(text) = files::if_present(files::read_text(&path))? else { return Ok(()) };
-        let value = json::parse(&text, &file)?;
-        let fields = Fields::of(&value, &file, "")?;
-        expect(&fields, "module_input_name", "sentence_embedding")?;
-        expect(&fields, "module_output_name", "sentence_embedding")
-    }
-}
-
 /// Refuses settings of `sentence_bert_config.json` for models whose last hidden states are not pooled.
 fn check_transformer(fields: &Fields<'_>) -> Result<()> {
     expect(fields, "transformer_task", "feature-extraction")?;
@@ -336,6 +259,20 @@ fn check_transformer(fields: &Fields<'_>) -> Result<()> {
     }
 }
 
+/// Refuses a module that scales anything but the vector of a text.
+fn check_normalize(module: &Module<'_>, documents: &Documents) -> Result<()> {
+    if module.is_in_root() {
+        return Ok(());
+    }
+    let file = module.config();
+    let path = files::join_inside(documents.path(), &file, MODULES)?;
+    let Some(text) = files::if_present(files::read_text(&path))? else { return Ok(()) };
+    let value = json::parse(&text, &file)?;
+    let fields = Fields::of(&value, &file, "")?;
+    expect(&fields, "module_input_name", "sentence_embedding")?;
+    expect(&fields, "module_output_name", "sentence_embedding")
+}
+
 /// Refuses a field whose value is not `supported`.
 fn expect(fields: &Fields<'_>, name: &str, supported: &str) -> Result<()> {
     match fields.text(name)? {
@@ -345,35 +282,6 @@ fn expect(fields: &Fields<'_>, name: &str, supported: &str) -> Result<()> {
         }),
         _ => Ok(()),
     }
-}
-
-fn damaged(problem: String) -> Error {
-    Error::Config { file: MODULES.to_owned(), problem }
-}
-
-/// Returns the configs of modules that `modules.json` names. An unusable `modules.json` names none; the code that needs
-/// it reports the error.
-pub(crate) fn config_files(documents: &Documents) -> Result<Vec<String>> {
-    let modules = Module::all(documents).ok().flatten().unwrap_or_default();
-    let configs: Vec<String> = modules.iter().filter(|module| !module.is_in_root()).map(Module::config).collect();
-    for config in &configs {
-        files::join_inside(documents.path(), config, MODULES)?;
-    }
-    Ok(configs)
-}
-
-/// Returns the folder of the `Transformer` that `modules.json` names, with `/` between its parts; empty for the model's
-/// own folder. An unusable `modules.json` names none; the code that needs it reports the error.
-pub(crate) fn transformer_folder(documents: &Documents) -> Result<String> {
-    let modules = Module::all(documents).ok().flatten().unwrap_or_default();
-    // A class of other code is refused by its name later, once its files are found.
-    let transformer = modules.iter().find(|module| module.class.rsplit('.').next() == Some("Transformer"));
-    let Some(path) = transformer.and_then(|module| module.path).filter(|path| !path.is_empty()) else {
-        return Ok(String::new());
-    };
-    files::join_inside(documents.path(), path, MODULES)?;
-    let parts: Vec<&str> = path.split('/').filter(|part| !["", "."].contains(part)).collect();
-    Ok(parts.join("/"))
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ impl Quantization {
                         (None, "compression_config") => "compressed-tensors",
                         (None, _) => {
                             refuse_mlx(&fields, file, section)?;
-                            fields.required("quant_method", None)?
+                            return Err(without_method(&fields));
                         }
                     };
                     let ordered = own.and_then(|(own, _)| in_own_order(config.get(section)?, own));
@@ -152,9 +152,7 @@ impl Quantization {
             (None, None) if fields.mentions("w_bit") || fields.mentions("q_group_size") => (fields, "awq"),
             (None, None) if fields.mentions("bits") => (fields, "gptq"),
             (None, None) if fields.mentions("quant_algo") => (fields, "modelopt"),
-            (None, None) => {
-                return Err(fields.problem("quant_method", &format!("is missing; known: {}", Method::known())));
-            }
+            (None, None) => return Err(without_method(&fields)),
         };
         Ok(Some(Self::read(&fields, method, dtype)?))
     }
@@ -279,9 +277,21 @@ fn named_method<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>> {
     Ok(fields.get("quant_algo").or(nested).map(|_| "modelopt"))
 }
 
-/// Refuses what MLX writes of a model that it has quantized: `group_size` and `bits`, and no `quant_method`.
+fn without_method(fields: &Fields<'_>) -> Error {
+    fields.problem("quant_method", &format!("is missing; known: {}", Method::known()))
+}
+
+/// Refuses what MLX writes of a model that it has quantized: `group_size`, `bits` and `mode`, the same for single modules,
+/// and no `quant_method`.
 fn refuse_mlx(fields: &Fields<'_>, file: &str, section: &str) -> Result<()> {
     let (Some(group_size), Some(bits)) = (fields.get("group_size"), fields.get("bits")) else { return Ok(()) };
+    let of_mlx = |name: &str| {
+        let of_module = || name.contains('.') || fields.get(name).is_some_and(Value::is_object);
+        ["group_size", "bits", "mode"].contains(&name) || of_module()
+    };
+    if !fields.keys().all(of_mlx) {
+        return Ok(());
+    }
     let (group_size, bits) = (brief(group_size), brief(bits));
     let what = format!("{file}: `{section}` of MLX (group_size {group_size}, bits {bits})");
     Err(Error::Unsupported { what, supported: format!("the model that it was made from, and {}", Method::known()) })

@@ -3,6 +3,7 @@
 mod read;
 mod write;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use sinew_tensor::{DType, Error as TensorError, Tensor};
 
 pub use self::read::{Header, HeaderError, LENGTH_BYTES, Unique};
 pub use self::write::{FileLayout, Writer, save, save_with_metadata};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut_to};
 
 /// Maximum length of a header. Parsing costs several times its size, so a hostile header stays below 200 MiB. It has
 /// room for 100,000 tensors; published files have a few thousand.
@@ -69,9 +70,9 @@ pub fn to_tensor(device: &Arc<dyn Device>, view: &TensorView<'_>) -> Result<Tens
 /// Quotes a name from a file or a caller in backquotes, with control characters escaped and a long name cut.
 fn quoted(name: &str) -> String {
     const MOST: usize = 100;
-    match name.char_indices().nth(MOST) {
-        Some((end, _)) => format!("`{}…` ({} bytes)", name[..end].escape_debug(), name.len()),
-        None => format!("`{}`", name.escape_debug()),
+    match cut_to(name, MOST) {
+        Cow::Owned(beginning) => format!("`{}` ({} bytes)", beginning.escape_debug(), name.len()),
+        Cow::Borrowed(name) => format!("`{}`", name.escape_debug()),
     }
 }
 

@@ -319,14 +319,19 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// It is shown as U+FFFD if the token ends the text.
     fn push_skipped(&mut self, token: &str) -> Result<StopStep> {
         let incomplete = self.detokenizer.pending()?;
-        let before = self.stops.push_hidden(&incomplete);
-        let mut step = self.stops.push_hidden(token);
-        step.text.insert_str(0, &before.text);
-        let begins_in_token = |stop| self.stops.stops.get(stop).is_some_and(|stop: &String| stop.len() <= token.len());
-        if before.stopped_by.is_none() && step.stopped_by.is_some_and(begins_in_token) {
-            step.text.push_str(&incomplete);
+        let push_both = |stops: &mut StopStrings, push: fn(&mut StopStrings, &str) -> StopStep| {
+            let before = push(stops, &incomplete);
+            let mut step = stops.push_hidden(token);
+            step.text.insert_str(0, &before.text);
+            step
+        };
+        let mut ended = self.stops.clone();
+        let step = push_both(&mut ended, StopStrings::push);
+        if step.stopped_by.is_some() {
+            self.stops = ended;
+            return Ok(step);
         }
-        Ok(step)
+        Ok(push_both(&mut self.stops, StopStrings::push_hidden))
     }
 
     /// What is left when generation ends for another reason than a stop string. An incomplete character that becomes

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use safetensors::Dtype;
 use sinew_memory::MappedFile;
 
-pub(crate) use self::index::{INDEX, MAX_INDEX_BYTES, shards_of_index};
+pub(crate) use self::index::{MAX_INDEX_BYTES, shards_of_index};
 use self::index::{read_index, weight_map};
 pub(crate) use self::shard::MAX_HEADERS_BYTES;
 use self::shard::Shard;
-use crate::error::{Error, Result, count_of};
+use crate::error::{Error, Result, count_of, first_names};
+pub(crate) use crate::files::{INDEX, SINGLE};
 use crate::nearest::nearest;
 use crate::{contents, files};
 
@@ -27,18 +28,8 @@ pub(crate) mod floats;
 mod index;
 mod shard;
 
-pub(crate) const SINGLE: &str = "model.safetensors";
 /// An index names this many files at most; the largest published ones name a few hundred.
 const MAX_SHARDS: usize = 4096;
-/// How many tensors or files a message names.
-const NAMED: usize = 3;
-
-/// Names for a message: the first few of them.
-pub(crate) fn first_names<T: AsRef<str>>(names: &[T]) -> String {
-    let first: Vec<&str> = names.iter().take(NAMED).map(AsRef::as_ref).collect();
-    format!("{}{}", first.join(", "), if names.len() > NAMED { ", …" } else { "" })
-}
-
 /// How the bytes of a checkpoint get into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Load {

@@ -11,7 +11,6 @@ use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use serde_json::{Map, Value};
 use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Inner, TruncationDirection};
 
@@ -19,6 +18,7 @@ use crate::documents::{Documents, FileName};
 use crate::error::{Error, Result};
 use crate::json::{Fields, as_count, as_number, brief};
 use config::Declared;
+pub(crate) use config::template_tokens;
 use file::TokenizerFile;
 
 /// Tokens that a cut may change besides those of an added token or a word that it goes through: the last of what a model
@@ -254,24 +254,6 @@ fn cut(text: &str, bytes: usize) -> &str {
     let start = &text[..text.floor_char_boundary(bytes)];
     let words = start.rfind(char::is_whitespace).map_or("", |end| &start[..end]);
     [words.trim_end(), words].into_iter().find(|words| words.len() > bytes / 2).unwrap_or(start)
-}
-
-/// Special tokens that the tokenizer's class has by attribute, where the files name none.
-///
-/// # Errors
-/// A config that is not as it should be.
-pub(crate) fn class_defaults(documents: &Documents) -> Result<&'static [(&'static str, &'static str)]> {
-    let (file, none) = (FileName::TokenizerConfig, Value::Object(Map::new()));
-    let config = Fields::of(documents.json_if_present(file)?.unwrap_or(&none), file.as_str(), "")?;
-    match class::of(&config, documents)? {
-        Some(class) if !class.skips_byte_level_files => Ok(class.defaults),
-        Some(class) => {
-            let text = documents.text_if_present(FileName::Tokenizer)?;
-            let byte_level = text.is_some_and(|text| text.contains("\"ByteLevel\""));
-            Ok(if byte_level { &[] } else { class.defaults })
-        }
-        None => Ok(&[]),
-    }
 }
 
 thread_local! {

@@ -181,6 +181,8 @@ fn the_time_is_formatted() {
     assert_eq!(text("{{ strftime_now('%d %b %Y')|length }}"), "11");
     // Python's local time has microseconds and no zone.
     assert_eq!(text("{{ strftime_now('%f')|length }}{{ strftime_now('%Z%z') }}{{ strftime_now('%%é') }}"), "6%é");
+    assert_eq!(text("{{ strftime_now('%Ez%Oz%E%%Of%Eq%O') }}"), "%%Of%Eq%O");
+    assert_eq!(text("{{ strftime_now('%EY %Od %Ex') == strftime_now('%Y %d %x') }}"), "True");
     assert_eq!(text("{{ strftime_now('%c') == strftime_now('%a %b %e %H:%M:%S %Y') }}"), "True");
     refused(&format!("{{{{ strftime_now('{}') }}}}", "%B".repeat(1000)), "at most 1000 bytes");
 }
@@ -253,6 +255,18 @@ fn special_tokens_are_found_as_transformers_does() {
     assert_eq!(rendered(&format!("{{{own}}}"), ""), "||<i>||");
     assert_eq!(rendered(&format!(r#"{{{own}, "x_token": "<a>"}}"#), ""), "||||");
     assert_eq!(rendered("{}", r#"{"extra_special_tokens": {"x": "<x>"}}"#), "|||<x>|");
+    assert_eq!(rendered(&format!(r#"{{{own}, "extra_special_tokens": {{}}}}"#), ""), "||<i>||");
+    // The map goes before the config only for the seven common attributes, and for tokens given as objects.
+    let map = r#"{"image_token": "<mi>", "x": "<mx>"}"#;
+    assert_eq!(rendered(r#"{"image_token": "<i>"}"#, map), "||<i>||");
+    assert_eq!(rendered(r#"{"extra_special_tokens": {"image_token": "<i>"}}"#, map), "||<i>||");
+    assert_eq!(rendered(&format!("{{{own}}}"), map), "||<i>||");
+    assert_eq!(rendered(&format!(r#"{{"image_token": {token}}}"#), map), "||<mi>||");
+    assert_eq!(rendered(&format!(r#"{{"image_token": {token}, {own}}}"#), ""), "||<i>||");
+    assert_eq!(rendered("{}", map), "||<mi>||");
+    let named = r#"{"extra_special_tokens": {"image_token": "<mi>"}}"#;
+    assert_eq!(rendered(r#"{"image_token": "<i>"}"#, named), "||<mi>||");
+    assert_eq!(rendered(r#"{"tokenizer_class": "LlamaTokenizer"}"#, r#"{"bos_token": null}"#), "|</s>|||");
     let lists = r#"{"extra_special_tokens": ["<i>"], "additional_special_tokens": ["<j>"]}"#;
     assert_eq!(rendered(lists, ""), "||||");
 }
@@ -308,8 +322,8 @@ fn template_files_of_the_wrong_kind_are_named() {
         (r#"{"chat_template": ["a"]}"#, "must have objects with name and template, found \"a\""),
         (r#"{"chat_template": [{"name": "a"}]}"#, "must have objects"),
         (r#"{"chat_template": {"a": 1}}"#, "`chat_template` must have strings as templates, found 1"),
-        (r#"{"bos_token": 7}"#, "`bos_token` must be"),
-        (r#"{"extra_special_tokens": {"a": []}}"#, "`a` must be"),
+        (r#"{"chat_template": "a", "bos_token": 7}"#, "`bos_token` must be"),
+        (r#"{"chat_template": "a", "extra_special_tokens": {"a": []}}"#, "`a` must be"),
         ("[]", "tokenizer_config.json"),
         ("{", "not valid JSON"),
     ] {

@@ -1,7 +1,7 @@
 //! Which weight gives logits.
 
 use crate::checkpoint::Checkpoint;
-use crate::config::EmbeddingSource;
+use crate::checkpoint_names::EmbeddingSource;
 use crate::{DecoderConfig, Result};
 
 /// What logits are products with.

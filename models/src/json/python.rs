@@ -7,6 +7,8 @@
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use crate::error::cut_to;
+
 /// An object that stands for a value has this key.
 const KEY: &str = "\u{0}python";
 /// Maximum number of rewritten values. The objects are longer than the values, so this limits the text.
@@ -44,9 +46,9 @@ pub(super) fn rewritten(text: &str) -> Option<String> {
             b'"' if !has_half_pair(token) => continue,
             // No field that is looked up has a backslash in its name, so this name is never read.
             b'"' if is_key() => json!(token[1..length - 1]),
-            b'"' => json!({ KEY: format!("{}, which has half of a surrogate pair", shortened(token)) }),
+            b'"' => json!({ KEY: format!("{}, which has half of a surrogate pair", cut_to(token, MAX_CHARS)) }),
             _ if ["NaN", "Infinity", "-Infinity"].contains(&token) || is_beyond_f64(token) => {
-                json!({ KEY: shortened(token) })
+                json!({ KEY: cut_to(token, MAX_CHARS) })
             }
             _ => continue,
         };
@@ -112,13 +114,6 @@ fn surrogate(text: &str) -> Option<u16> {
 /// Returns whether a token is a JSON number that is infinite as f64.
 fn is_beyond_f64(token: &str) -> bool {
     token.parse().is_ok_and(f64::is_infinite) && serde_json::from_str::<IgnoredAny>(token).is_ok()
-}
-
-fn shortened(token: &str) -> String {
-    match token.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}…", &token[..end]),
-        None => token.to_owned(),
-    }
 }
 
 #[cfg(test)]

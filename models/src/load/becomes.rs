@@ -6,7 +6,7 @@ use std::fmt;
 use sinew_ops::layers::Encoding;
 use sinew_tensor::DType;
 
-use crate::tensors::first_names;
+use crate::error::first_names;
 
 /// What a weight becomes.
 #[derive(Debug)]

@@ -11,6 +11,14 @@ fn modules() -> Value {
     json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")])
 }
 
+/// Reads a `config_sentence_transformers.json` beside the modules of a usual model.
+fn read_own(own: Value) -> Result<EmbeddingConfig> {
+    let pooling = json!({"pooling_mode": "mean"});
+    let own = ("config_sentence_transformers.json", own);
+    let folder = folder_of(&[("modules.json", modules()), ("1_Pooling/config.json", pooling), own]);
+    EmbeddingConfig::read(&Documents::new(folder.path()))
+}
+
 fn read(modules: Value, pooling: Value) -> Result<EmbeddingConfig> {
     let folder = folder_of(&[("modules.json", modules), ("1_Pooling/config.json", pooling)]);
     EmbeddingConfig::read(&Documents::new(folder.path()))
@@ -35,19 +43,41 @@ fn pooling_and_normalisation_come_from_the_modules() {
     let config = EmbeddingConfig::read(&Documents::new(none.path())).expect("valid");
     assert_eq!(config, EmbeddingConfig::default());
     assert!(config.normalize && config.pooling.is_none());
+    // sentence-transformers 6.2 reads this file only beside modules.json.
+    let own = json!({"truncate_dim": 7, "prompts": {"q": "Q: "}, "default_prompt_name": "q", "model_type": "Other"});
+    let alone = folder_of(&[("config_sentence_transformers.json", own)]);
+    assert_eq!(EmbeddingConfig::read(&Documents::new(alone.path())).expect("valid"), EmbeddingConfig::default());
 }
 
 #[test]
 fn what_would_give_other_vectors_is_refused_by_name() {
     let refused = |modules, pooling| read(modules, pooling).expect_err("not supported").one_line();
     let both = json!({"pooling_mode_max_tokens": true, "pooling_mode_mean_tokens": true});
-    assert!(refused(modules(), both).contains("max_tokens+mean_tokens"));
+    assert!(refused(modules(), both).contains("max+mean"));
     assert!(refused(modules(), json!({"pooling_mode": "weightedmean"})).contains("weightedmean"));
+    for (pooling, words) in [
+        (json!({"pooling_mode": []}), "`pooling_mode` names no mode"),
+        (json!({"pooling_mode": null, "pooling_mode_max_tokens": true}), "`pooling_mode` names no mode"),
+        (json!({"pooling_mode": "mean_tokens"}), "pooling `mean_tokens`"),
+        (json!({"pooling_mode": ["cls_token"]}), "pooling `cls_token`"),
+        (json!({"pooling_mode_mean": true}), "pooling `pooling_mode_mean`"),
+    ] {
+        let line = refused(modules(), pooling);
+        assert!(line.contains(words), "{line}");
+    }
     assert!(refused(modules(), json!({"pooling_mode_mean_sqrt_len_tokens": true})).contains("mean_sqrt_len"));
     let dense = json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Dense", "2_Dense")]);
     assert!(refused(dense, json!({})).contains("Dense"));
     let unpooled = json!([module("Transformer", ""), module("Normalize", "1_Normalize")]);
     assert!(refused(unpooled, json!({})).contains("Transformer, Normalize"));
+    let mut many = modules();
+    many.as_array_mut().expect("a list").extend((3..9).map(|i| module("Normalize", &format!("{i}_Normalize"))));
+    assert!(refused(many.clone(), json!({})).contains("found Transformer, Pooling, Normalize, Normalize"));
+    many.as_array_mut().expect("a list").truncate(8);
+    assert!(read(many, json!({})).expect("eight modules").normalize);
+    let between =
+        json!([module("Transformer", ""), module("Normalize", "1_Normalize"), module("Pooling", "1_Pooling")]);
+    assert!(refused(between, json!({})).contains("Transformer, Normalize, Pooling"));
     let outside = json!([module("Transformer", ""), module("Pooling", "../elsewhere")]);
     assert!(refused(outside, json!({})).contains("outside"));
     assert!(read(json!({}), json!({})).is_err());
@@ -140,13 +170,11 @@ fn files_of_other_kinds_of_models_are_refused() {
 
 #[test]
 fn dimensions_are_a_count() {
-    let read = |value: Value| {
-        let files = [("config_sentence_transformers.json", json!({"truncate_dim": value}))];
-        EmbeddingConfig::read(&Documents::new(folder_of(&files).path())).map(|config| config.truncate_dim)
-    };
+    let read = |value: Value| read_own(json!({"truncate_dim": value})).map(|config| config.truncate_dim);
     assert_eq!(read(json!(7)).expect("a count"), Some(7));
     assert_eq!(read(json!(null)).expect("none"), None);
-    for wrong in [json!(0), json!(-1), json!(1.5), json!(true), json!("7"), json!([7]), json!(1e300)] {
+    assert!(read(json!(7.0)).expect_err("a float").one_line().contains("`truncate_dim` must be an integer, found 7.0"));
+    for wrong in [json!(0), json!(-1), json!(true), json!("7"), json!([7])] {
         let line = read(wrong).expect_err("no count").one_line();
         assert!(line.contains("config_sentence_transformers.json: `truncate_dim` must be an integer from 1"), "{line}");
     }
@@ -154,9 +182,8 @@ fn dimensions_are_a_count() {
 
 #[test]
 fn prompts_have_names_and_one_may_be_the_default() {
-    let file = "config_sentence_transformers.json";
     let prompts = json!({"query": "Query: ", "document": ""});
-    let read = |value: Value| EmbeddingConfig::read(&Documents::new(folder_of(&[(file, value)]).path()));
+    let read = read_own;
     let config = read(json!({"prompts": prompts, "default_prompt_name": null})).expect("valid");
     assert_eq!(config.prompt(None).expect("none"), "");
     assert_eq!(config.prompt(Some("query")).expect("there"), "Query: ");

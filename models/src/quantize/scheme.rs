@@ -10,9 +10,8 @@ use sinew_tensor::{BlockFormat, BlockValues, DType};
 
 use super::Names;
 use crate::checkpoint::Checkpoint;
-use crate::config::{
-    DecoderConfig, EmbeddingSource, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig,
-};
+use crate::checkpoint_names::EmbeddingSource;
+use crate::config::{DecoderConfig, EncoderConfig, EncoderNames, FeedForward, LayerConfig, ModelConfig};
 use crate::decoder::{Decoder, Head};
 use crate::encoder::Encoder;
 use crate::error::{Error, Result};

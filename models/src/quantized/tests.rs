@@ -466,6 +466,7 @@ fn what_cannot_be_read_is_refused_by_its_field() {
         (json!({ "load_in_4bit": "yes" }), ["load_in_4bit", "true or false", "yes"]),
         (json!({ "group_size": 64, "bits": 4 }), ["MLX", "group_size 64", "made from"]),
         (json!({ "group_size": 32, "bits": 8, "mode": "affine" }), ["MLX", "bits 8", "gptq"]),
+        (json!({ "bits": 4, "group_size": 128, "desc_act": false, "sym": true }), ["quant_method", "missing", "gptq"]),
         (json!({ "quant_method": "gptq", "bits": 3, "group_size": 128 }), ["bits", "3", "4, 8"]),
         (json!({ "quant_method": "gptq", "bits": 4 }), ["group_size", "missing", ""]),
         (json!({ "quant_method": "gptq", "bits": 4, "group_size": 0 }), ["group_size", "0", ""]),

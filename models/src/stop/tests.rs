@@ -237,6 +237,11 @@ fn text_before_a_special_stop_is_shown_completely() {
     assert_eq!(stream_of(&["</s>"], &ids), ("a\u{FFFD}".to_owned(), Some(0), 4));
     assert_eq!(stream_of(&["a</s>"], &ids), ("a\u{FFFD}".to_owned(), None, 4));
     assert_eq!(stream_of(&["\u{FFFD}</s>"], &ids), ("a".to_owned(), Some(0), 4));
+    // The stop text begins in the incomplete character and is no longer than the token.
+    assert_eq!(stream_of(&["\u{FFFD}<"], &ids), ("a".to_owned(), Some(0), 4));
+    // Two incomplete characters, of which one is in the stop text.
+    let two = [letters("a"), vec![0xF0, 0xC3, END]].concat();
+    assert_eq!(stream_of(&["\u{FFFD}<"], &two), ("a\u{FFFD}".to_owned(), Some(0), 4));
     // One that is completed behind a special token is shown as without it.
     let split = [vec![0xC3, END, 0xA9], letters("a")].concat();
     assert_eq!(stream_of(&["x"], &split), ("éa".to_owned(), None, 4));

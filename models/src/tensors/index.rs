@@ -7,10 +7,8 @@ use crate::safetensors::{MAX_HEADER_BYTES, Unique};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, INDEX};
 use crate::json;
-
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The longest index that is read: it costs several times its size to parse as a header does, and has the same names.
 pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES;

@@ -299,26 +299,52 @@ pub(super) fn of(config: &Fields<'_>, documents: &Documents) -> Result<Option<&'
     Ok(CLASSES.iter().find(|class| class.names.contains(&name)))
 }
 
-/// Warns about a class that transformers 5 builds anew and that [`CLASSES`] does not describe.
+/// Lists the classes that transformers 5 builds anew and that [`CLASSES`] does not describe.
+const BUILT_ANEW: [&str; 40] = [
+    "BarthezTokenizer",
+    "BlenderbotTokenizer",
+    "CLIPTokenizer",
+    "CodeGenTokenizer",
+    "CohereTokenizer",
+    "ConvBertTokenizer",
+    "CpmTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DPRReaderTokenizer",
+    "EsmcTokenizer",
+    "FNetTokenizer",
+    "FunnelTokenizer",
+    "LasrTokenizer",
+    "LayoutLMv2Tokenizer",
+    "LayoutLMv3Tokenizer",
+    "LayoutXLMTokenizer",
+    "LukeTokenizer",
+    "MBartTokenizer",
+    "MBart50Tokenizer",
+    "MLukeTokenizer",
+    "MarkupLMTokenizer",
+    "NllbTokenizer",
+    "NougatTokenizer",
+    "OpenAIGPTTokenizer",
+    "PegasusTokenizer",
+    "Qwen3_5Tokenizer",
+    "ReformerTokenizer",
+    "RemBertTokenizer",
+    "RoFormerTokenizer",
+    "SeamlessM4TTokenizer",
+    "Siglip2Tokenizer",
+    "SplinterTokenizer",
+    "T5Tokenizer",
+    "Tipsv2Tokenizer",
+    "UdopTokenizer",
+    "VideoPrismTokenizer",
+    "WhisperTokenizer",
+    "XGLMTokenizer",
+    "XLNetTokenizer",
+];
+
+/// Warns about a class of [`BUILT_ANEW`].
 pub(super) fn warn_if_built_anew(name: Option<&str>) {
-    const BUILT_ANEW: [&str; 16] = [
-        "ConvBertTokenizer",
-        "DPRContextEncoderTokenizer",
-        "DPRQuestionEncoderTokenizer",
-        "FunnelTokenizer",
-        "LukeTokenizer",
-        "MBartTokenizer",
-        "MLukeTokenizer",
-        "NllbTokenizer",
-        "NougatTokenizer",
-        "PegasusTokenizer",
-        "RemBertTokenizer",
-        "SplinterTokenizer",
-        "T5Tokenizer",
-        "WhisperTokenizer",
-        "XGLMTokenizer",
-        "XLNetTokenizer",
-    ];
     let name = name.map(|name| name.strip_suffix("Fast").unwrap_or(name));
     if let Some(name) = name.filter(|name| BUILT_ANEW.contains(name)) {
         tracing::warn!("transformers 5 builds {name} anew: ids may differ, as Sinew follows tokenizer.json");
@@ -345,6 +371,11 @@ impl Class {
     /// Returns the name that transformers uses.
     pub fn name(&self) -> &'static str {
         self.names[0]
+    }
+
+    /// Returns whether the class has no pad token of its own. GPT2Tokenizer has none and passes that on.
+    pub fn takes_pad_token(&self) -> bool {
+        self.name() != "GPT2Tokenizer" && !self.defaults.iter().any(|(attribute, _)| *attribute == "pad_token")
     }
 
     /// Reads the options of a config and refuses those of a wrong type.
@@ -482,5 +513,25 @@ impl Around {
             }
         };
         format!("{} before a text and {} after it", list(&self.before), list(&self.after))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn every_class_that_is_built_anew_is_known() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizers.json");
+        let all: Value = serde_json::from_str(&fs::read_to_string(path).expect("the fixture")).expect("JSON");
+        let built: Vec<&str> = all["built_anew"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+        let described = |name: &&&str| CLASSES.iter().any(|class| class.names.contains(*name));
+        let unknown: Vec<_> = built.iter().filter(|name| !described(name) && !BUILT_ANEW.contains(*name)).collect();
+        assert!(built.len() > 50 && unknown.is_empty(), "{unknown:?}");
+        for name in BUILT_ANEW {
+            assert!(built.contains(&name) && !described(&&name), "{name}");
+        }
     }
 }

@@ -88,15 +88,25 @@ impl<'de> TokenizerFile<'de> {
         if !new.is_empty() {
             tokenizer.add_tokens(new);
         }
-        for (id, token) in self.added.declared {
-            let given = tokenizer.token_to_id(&token);
-            if given != Some(id) {
-                let (token, given) = (brief(&json!(token)), given.map_or("none".to_owned(), |id| id.to_string()));
-                return Err(format!("tokenizer_config.json adds {token} with the id {id}, but it gets {given}").into());
-            }
-        }
+        warn_of_other_ids(&self.added.declared, &tokenizer);
         declared.follow(&mut tokenizer, &self.kinds)?;
         Ok(tokenizer)
+    }
+}
+
+/// Warns if tokens get other ids than the files beside `tokenizer.json` say. transformers 5 gives them the next ids in
+/// the order of the stated ones.
+fn warn_of_other_ids(declared: &[(u32, String)], tokenizer: &Tokenizer) {
+    let given = |token: &str| tokenizer.token_to_id(token);
+    let mut others = declared.iter().filter(|(id, token)| given(token) != Some(*id));
+    if let Some((id, token)) = others.next() {
+        tracing::warn!(
+            "tokenizer.json gives {} the id {}, where the files beside it say {id}; {} other tokens differ too: Sinew \
+             follows tokenizer.json, as transformers 5 does",
+            brief(&json!(token)),
+            given(token).map_or("none".to_owned(), |id| id.to_string()),
+            others.count(),
+        );
     }
 }
 
@@ -139,8 +149,9 @@ impl<'de> Visitor<'de> for File<'_> {
             part::insert(&mut parts, key, part)?;
         }
         let model: Model<'de> = model.ok_or_else(|| Error::missing_field("model"))?;
-        added.declare(self.declared, &kinds, |token| model.contains(token)).map_err(Error::custom)?;
         let part = |name| parts.get(name).unwrap_or(&Value::Null);
+        let pad = part("padding").get("pad_token").and_then(Value::as_str);
+        added.declare(self.declared, &kinds, pad, |token| model.contains(token)).map_err(Error::custom)?;
         let growth = check_parts(part, &added).map_err(Error::custom)?;
         let reach = Reach { falls_into: added.longest.max(model.longest_word()), growth };
         Ok(TokenizerFile { parts, model, added, kinds, reach })
@@ -220,7 +231,7 @@ struct Added {
     /// The bytes of the longest, and of all.
     longest: usize,
     bytes: usize,
-    /// Those that are not in this file, with the ids that they have to get.
+    /// Tokens that are not in this file, with the ids that other files say.
     declared: Vec<(u32, String)>,
 }
 
@@ -240,8 +251,15 @@ impl Added {
     }
 
     /// Adds tokens that other files declare. What they say of a token goes before what its own file says. A default of a
-    /// class counts where the vocabulary has it, which `in_vocab` says; transformers would give it a new id.
-    fn declare(&mut self, declared: &Declared, kinds: &Kinds, in_vocab: impl Fn(&str) -> bool) -> Result<(), String> {
+    /// class counts where the vocabulary has it, which `in_vocab` says; transformers would give it a new id. `pad` is the
+    /// token of the file's padding.
+    fn declare(
+        &mut self,
+        declared: &Declared,
+        kinds: &Kinds,
+        pad: Option<&str>,
+        in_vocab: impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
         self.own = self.tokens.len();
         let mut known: HashMap<_, _> = self.tokens.iter().map(|token| (&*token.content, token)).collect();
         let mut new = Vec::new();
@@ -263,10 +281,11 @@ impl Added {
         }
         // A token with a name is special. It keeps its other flags where it is in one of the lists so far, and has those
         // that are said last where it is not.
-        let defaults = declared.defaults(kinds).map(|text| AddedToken::from(text, true));
+        let defaults = declared.defaults(kinds).map(|(_, text)| AddedToken::from(*text, true));
         let defaults: Vec<_> =
             defaults.filter(|token| known.contains_key(&*token.content) || in_vocab(&token.content)).collect();
-        let named = declared.named.iter().map(|(_, token)| token).chain(&defaults);
+        let pad = pad.filter(|_| declared.takes_pad_token(kinds)).map(|text| AddedToken::from(text, true));
+        let named = declared.named_and(pad.as_ref()).chain(&defaults);
         let mut said: HashMap<&str, AddedToken> = HashMap::new();
         let mut say = |text, token: AddedToken| {
             let same = said.get(text).or_else(|| known.get(text).copied()) == Some(&token);

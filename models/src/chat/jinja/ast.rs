@@ -124,7 +124,7 @@ pub(super) enum StatementKind {
         filters: Vec<Postfix>,
         body: Body,
     },
-    /// A scope of its own; `{% generation %}` is one without bindings.
+    /// A scope of its own; `{% generation %}` is one, too.
     With {
         bindings: Vec<(Target, Expr)>,
         body: Body,

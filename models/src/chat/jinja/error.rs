@@ -1,5 +1,7 @@
 //! Why a template gives no text.
 
+use crate::error::cut_to;
+
 /// An error of a template, with the line that it comes from once that is known.
 #[derive(Debug, Clone)]
 pub(super) struct Error {
@@ -24,11 +26,7 @@ impl Error {
     /// The message in one line of bounded length.
     pub(super) fn one_line(&self) -> String {
         const MAX_CHARS: usize = 200;
-        let mut text: String =
-            self.message.chars().take(MAX_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-        if self.message.chars().nth(MAX_CHARS).is_some() {
-            text.push('…');
-        }
+        let text = cut_to(&self.message, MAX_CHARS).replace(char::is_control, " ");
         match self.line {
             Some(line) => format!("{text} (line {line})"),
             None => text,

@@ -12,6 +12,7 @@ use super::number;
 use super::repr::ascii;
 use super::text::{char_count, escape_html};
 use super::value::{Value, same_kind};
+use crate::error::cut_to;
 
 /// How a float is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,8 @@ struct Spec {
     fill: char,
     align: Option<char>,
     sign: Option<char>,
+    /// A number that is rounded to zero has no minus.
+    unsigned_zero: bool,
     alternate: bool,
     zero: bool,
     width: usize,
@@ -92,14 +95,14 @@ struct Spec {
 
 impl Spec {
     fn parse(text: &str) -> Result<Self> {
-        let invalid =
-            || Error::new(format!("invalid format specifier '{}'", text.chars().take(40).collect::<String>()));
+        let invalid = || Error::new(format!("invalid format specifier '{}'", cut_to(text, 40)));
         let is_align = |c: char| matches!(c, '<' | '>' | '=' | '^');
         let mut chars = text.chars().peekable();
         let mut spec = Self {
             fill: ' ',
             align: None,
             sign: None,
+            unsigned_zero: false,
             alternate: false,
             zero: false,
             width: 0,
@@ -115,7 +118,7 @@ impl Spec {
             spec.align = chars.next_if(|&c| is_align(c));
         }
         spec.sign = chars.next_if(|c| matches!(c, '+' | '-' | ' '));
-        chars.next_if_eq(&'z');
+        spec.unsigned_zero = chars.next_if_eq(&'z').is_some();
         spec.alternate = chars.next_if_eq(&'#').is_some();
         if spec.align.is_none() && chars.next_if_eq(&'0').is_some() {
             spec.zero = true;
@@ -270,8 +273,9 @@ fn format_text(text: &str, value: &Value, spec: &Spec) -> Result<String> {
     if !matches!(spec.kind, None | Some('s')) {
         return spec.unknown_code(value);
     }
-    if spec.sign.is_some() || spec.align == Some('=') || spec.alternate || spec.grouping.is_some() {
-        fail!("a string cannot be formatted with a sign, '=', '#' or separators");
+    let for_numbers = spec.sign.is_some() || spec.unsigned_zero || spec.alternate || spec.grouping.is_some();
+    if for_numbers || spec.align == Some('=') {
+        fail!("a string cannot be formatted with a sign, 'z', '=', '#' or separators");
     }
     let shown: String = text.chars().take(spec.precision.unwrap_or(usize::MAX)).collect();
     check_text(shown.len().saturating_add(spec.width.saturating_mul(spec.fill.len_utf8())))?;
@@ -286,7 +290,7 @@ fn format_int(value: &Value, spec: &Spec) -> Result<String> {
         Some('o') => (8, "0o", 4),
         Some('x') => (16, "0x", 4),
         Some('X') => (16, "0X", 4),
-        Some('c') => {
+        Some('c') if !spec.unsigned_zero => {
             let c = u32::try_from(&int).ok().and_then(char::from_u32);
             let Some(c) = c else { fail!("the code of %c is not a character") };
             return Ok(spec.pad("", &c.to_string(), '>'));
@@ -297,8 +301,8 @@ fn format_int(value: &Value, spec: &Spec) -> Result<String> {
         }
         _ => return spec.unknown_code(value),
     };
-    if spec.precision.is_some() {
-        fail!("precision not allowed in integer format specifier");
+    if spec.precision.is_some() || spec.unsigned_zero {
+        fail!("neither a precision nor 'z' is allowed in an integer format specifier");
     }
     if spec.grouping == Some(',') && group == 4 {
         fail!("cannot specify ',' with '{}'", spec.kind.unwrap_or(' '));
@@ -339,13 +343,16 @@ fn format_float(float: f64, value: &Value, spec: &Spec) -> Result<String> {
             Some(precision) => short_digits(size, precision.max(1)),
         }
     };
+    let mantissa = digits.split('e').next().unwrap_or_default();
+    let is_zero = size.is_finite() && !mantissa.contains(|c| matches!(c, '1'..='9'));
+    let negative = float.is_sign_negative() && !float.is_nan() && !(spec.unsigned_zero && is_zero);
     if kind == '%' {
         digits.push('%');
     }
     if matches!(kind, 'E' | 'F' | 'G') {
         digits = digits.to_uppercase();
     }
-    Ok(spec.pad_number(spec.sign_of(float.is_sign_negative() && !float.is_nan()), &digits, 3))
+    Ok(spec.pad_number(spec.sign_of(negative), &digits, 3))
 }
 
 /// A float of a precision without a type: like `g`, but with a digit after the point.
@@ -430,6 +437,11 @@ impl<'t> Field<'t> {
     }
 }
 
+/// Tells if a field's name or key is the number of an argument or item.
+fn is_index(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit())
+}
+
 impl Formatter<'_> {
     fn format(&mut self, text: &str, levels: usize) -> Result<String> {
         if levels == 0 {
@@ -479,7 +491,7 @@ impl Formatter<'_> {
     fn value(&mut self, name: &str) -> Result<Value> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut rest) = name.split_at(end);
-        let mut value = self.argument(first)?;
+        let mut value = if rest.is_empty() { self.argument(first)? } else { self.compound_argument(first)? };
         while !rest.is_empty() {
             if let Some(after) = rest.strip_prefix('.') {
                 let end = after.find(['.', '[']).unwrap_or(after.len());
@@ -489,8 +501,7 @@ impl Formatter<'_> {
                 value = self.machine.attribute(&value, &Rc::from(&after[..end]))?;
                 rest = &after[end..];
             } else if let Some((key, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-                let is_index = !key.is_empty() && key.bytes().all(|b| b.is_ascii_digit());
-                let index = if is_index { key.parse().ok().map(Value::Int) } else { None };
+                let index = if is_index(key) { key.parse().ok().map(Value::Int) } else { None };
                 value = self.machine.item(&value, &index.unwrap_or_else(|| Value::from(key)))?;
                 rest = after;
             } else {
@@ -500,8 +511,13 @@ impl Formatter<'_> {
         Ok(value)
     }
 
+    /// Returns the argument of a field with attributes or items. Python does not count these fields among the numbered.
+    fn compound_argument(&self, name: &str) -> Result<Value> {
+        if is_index(name) { self.positional_argument(name.parse().unwrap_or(usize::MAX)) } else { (self.named)(name) }
+    }
+
     fn argument(&mut self, name: &str) -> Result<Value> {
-        let is_index = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
+        let is_index = is_index(name);
         let index = match (name, self.numbering) {
             ("", Numbering::Manual) => fail!("cannot switch from manual to automatic field numbering"),
             ("", Numbering::None) => {
@@ -521,6 +537,10 @@ impl Formatter<'_> {
             }
             _ => return (self.named)(name),
         };
+        self.positional_argument(index)
+    }
+
+    fn positional_argument(&self, index: usize) -> Result<Value> {
         match self.positional.get(index) {
             Some(value) => Ok(value.clone()),
             None => fail!("a format needs more than {} arguments", self.positional.len()),

@@ -111,7 +111,17 @@ fn directives(format: &str) -> String {
             out.push(c);
             continue;
         }
-        match chars.next() {
+        let mut directive = chars.next();
+        if let Some(modifier @ ('E' | 'O')) = directive {
+            // These ask for the eras and digits of a locale, which Python's default locale does not have.
+            let known = if modifier == 'E' { "cCxXyYz%" } else { "deHImMSuUVwWyz%" };
+            if !chars.as_str().starts_with(|c| known.contains(c)) {
+                out.extend(['%', '%', modifier]);
+                continue;
+            }
+            directive = chars.next();
+        }
+        match directive {
             Some('c') => out.push_str("%a %b %e %H:%M:%S %Y"),
             Some('x') => out.push_str("%m/%d/%y"),
             Some('f') => out.push_str("%6f"),

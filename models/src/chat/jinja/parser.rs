@@ -247,7 +247,12 @@ impl Parser {
             "print" => self.print(line),
             "generation" => {
                 let body = self.function(|parser| parser.scope(|parser| parser.body_to("endgeneration")))?;
-                Ok(StatementKind::With { bindings: Vec::new(), body })
+                // transformers makes the body a macro without arguments.
+                let line = self.line();
+                let binding = |name: &str, kind| (Target::Name(name.into()), Expr { line, kind });
+                let none =
+                    [binding("kwargs", ExprKind::Dict(Vec::new())), binding("varargs", ExprKind::Tuple(Vec::new()))];
+                Ok(StatementKind::With { bindings: none.into(), body })
             }
             "autoescape" => {
                 let flag = self.expression()?;

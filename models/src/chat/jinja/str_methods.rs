@@ -101,7 +101,8 @@ fn all(machine: &Machine, args: &Bound, test: fn(char) -> bool) -> Result<Value>
 
 /// Tells if a text has letters with a case, and none of the other case.
 pub(super) fn has_case(text: &str, is_other: fn(char) -> bool) -> bool {
-    text.chars().any(is_cased) && !text.chars().any(is_other)
+    let is_title = |c: char| is_cased(c) && !c.is_lowercase() && !c.is_uppercase();
+    text.chars().any(is_cased) && !text.chars().any(|c| is_other(c) || is_title(c))
 }
 
 fn is_title(text: &str) -> bool {
@@ -302,7 +303,12 @@ fn partition(machine: &Machine, args: &Bound, last: bool) -> Result<Value> {
 fn lines(machine: &Machine, args: &Bound) -> Result<Value> {
     let text = args.text(0)?;
     machine.budget.reading(text.len())?;
-    let lines = split_lines(&text, args.int(1, 0)? != 0);
+    let keep_ends = args.int(1, 0)?;
+    // Python has a C int here.
+    if i32::try_from(keep_ends).is_err() {
+        fail!("splitlines() takes an integer of 32 bits, found {keep_ends}");
+    }
+    let lines = split_lines(&text, keep_ends != 0);
     Ok(Value::List(List::new(made_list(machine, lines)?, &machine.budget)?))
 }
 

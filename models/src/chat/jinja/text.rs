@@ -110,6 +110,8 @@ fn title_case(c: char, out: &mut String) {
         'Ǉ'..='ǉ' => out.push('ǈ'),
         'Ǌ'..='ǌ' => out.push('ǋ'),
         'Ǳ'..='ǳ' => out.push('ǲ'),
+        // The part after the apostrophe is a capital, too.
+        'ŉ' => out.push_str("ʼN"),
         // Georgian has capitals, and no title case.
         '\u{10d0}'..='\u{10ff}' => out.push(c),
         _ => {
@@ -167,9 +169,11 @@ pub(super) fn casefold(text: &str) -> String {
 pub(super) fn swap_case(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_uppercase() {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
+        match c {
+            // The two letters of these differ in case.
+            'ǅ' | 'ǈ' | 'ǋ' | 'ǲ' => out.push(c),
+            _ if c.is_uppercase() => out.extend(c.to_lowercase()),
+            _ => out.extend(c.to_uppercase()),
         }
     }
     out

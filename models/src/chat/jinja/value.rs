@@ -372,12 +372,16 @@ impl Value {
         })
     }
 
-    /// `left is right`; equal small values are one value.
+    /// `left is right`. Equal integers of 64 bits are one value, and so are equal strings that Python has once: those of one
+    /// Latin-1 letter at most.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::None, Self::None) | (Self::Blocks, Self::Blocks) => true,
             (Self::Bool(left), Self::Bool(right)) => left == right,
             (Self::Int(left), Self::Int(right)) => left == right,
+            (Self::Text(left), Self::Text(right)) if left == right && left.chars().all(|c| c <= '\u{ff}') => {
+                left.chars().nth(1).is_none() || Rc::ptr_eq(left, right)
+            }
             (Self::Function(left), Self::Function(right)) => std::ptr::eq(*left, *right),
             _ => {
                 let address = self.address();
