@@ -160,19 +160,6 @@ impl Line {
         }
     }
 
-    /// [`Line::store`] where the type is known.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    pub(crate) unsafe fn store_as<S: Simd, T: Stored>(self, v: S::F, n: usize) {
-        debug_assert!(self.dtype == T::DTYPE);
-        // SAFETY: passed on.
-        unsafe {
-            if self.step == 1 && n == LANES { T::store::<S>(self.first.0.cast(), v) } else { self.store::<S>(v, n) }
-        }
-    }
-
     /// Its first `len` elements, at most a block, as f32: where they lie if the line is plain, else widened into
     /// `scratch`.
     ///
@@ -369,7 +356,7 @@ mod tests {
                 for i in (0..len).step_by(LANES) {
                     let n = (len - i).min(LANES);
                     let v = S::load_n(values.as_ptr().add(i), n);
-                    if i == 0 { other.store::<S>(v, n) } else { other.skip(i).store_as::<S, T>(v, n) }
+                    other.skip(i).store::<S>(v, n);
                 }
                 let mut back = [7.0; BLOCK];
                 line.widen::<S>(len, back.as_mut_ptr());

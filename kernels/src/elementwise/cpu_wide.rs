@@ -209,12 +209,17 @@ unsafe fn unary<T: Number>(function: UnaryFunction, walk: &Walk<2>, run: Run<2>,
         let x = x.at(run.at[1], size_of::<T>()).cast::<T>();
         if function == F::Not {
             let y = y.at(run.at[0], 1);
-            return (0..run.len).for_each(|i| *y.add(i * y_step) = u8::from(*x.add(i * x_step) == T::zeroed()));
+            for i in 0..run.len {
+                *y.add(i * y_step) = u8::from(*x.add(i * x_step) == T::zeroed());
+            }
+            return;
         }
         let y = y.at(run.at[0], size_of::<T>()).cast::<T>();
         macro_rules! each {
             ($f:expr) => {
-                (0..run.len).for_each(|i| *y.add(i * y_step) = ($f)(*x.add(i * x_step)))
+                for i in 0..run.len {
+                    *y.add(i * y_step) = ($f)(*x.add(i * x_step));
+                }
             };
         }
         match function {
@@ -282,7 +287,9 @@ unsafe fn binary<T: Number>(
         macro_rules! each {
             ($y:ty, $f:expr) => {{
                 let y = y.at(run.at[0], size_of::<$y>()).cast::<$y>();
-                (0..run.len).for_each(|i| *y.add(i * y_step) = ($f)(*a.add(i * a_step), *b.add(i * b_step)))
+                for i in 0..run.len {
+                    *y.add(i * y_step) = ($f)(*a.add(i * a_step), *b.add(i * b_step));
+                }
             }};
         }
         match function {

@@ -67,12 +67,18 @@ unsafe fn run(launch: &Launch<'_>, fixed: &GemmStatic, call: &GemmDynamic, opera
     for i in 0..call.batch {
         let d = (d_ptr + i * d_batch) as *mut f32;
         let (a, b) = ((a_ptr + i * a_batch) as *const f32, (b_ptr + i * b_batch) as *const f32);
+        // The microkernel wants columns of D side by side: where rows are, D' = B' A' is multiplied.
+        let (m, n, d_col, d_row, (a, a_col, a_row), (b, b_col, b_row)) = if d_col.abs() < d_row.abs() {
+            (fixed.n, call.m, d_row, d_col, (b, b_row, b_col), (a, a_row, a_col))
+        } else {
+            (call.m, fixed.n, d_col, d_row, (a, a_col, a_row), (b, b_col, b_row))
+        };
         // SAFETY: `check` vouches for the shapes, and `admit` for f32 of all three. The crate scales what it reads of D by
         // its `alpha`, and the product by its `beta`.
         unsafe {
             multiply(
-                call.m,
-                fixed.n,
+                m,
+                n,
                 fixed.k,
                 d,
                 d_col,

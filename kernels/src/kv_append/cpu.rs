@@ -1,7 +1,6 @@
 //! The append on the CPU, keys turned where they are to be: one body at three levels.
 
 use float8::F8E4M3;
-use half::{bf16, f16};
 use sinew_memory::{Hardware, SimdLevel, Team};
 use sinew_tensor::{DType, PagedLayout, View};
 
@@ -12,8 +11,8 @@ use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
 use crate::operator::refuse;
 use crate::rotary::Style;
-use crate::rotary::cpu::{Steps, Tables, Turn};
-use crate::simd::{self, Kernel, LANES, Simd, Stored};
+use crate::rotary::cpu::{Tables, Turn, Values};
+use crate::simd::{self, Kernel, LANES, Simd};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Widening and rounding to nearest are the same bits everywhere; keys are turned as by `rotary.mul-add`.
@@ -174,12 +173,11 @@ struct Turned {
 }
 
 impl Turned {
-    /// The turn of a head from elements `from` apart to some `to` apart.
-    #[inline(always)]
-    fn turn<A: Stored, B: Stored>(&self, from: usize, to: usize, head_dim: usize) -> Turn<A, B> {
+    /// The turn of a head from elements of a dtype so far apart to others.
+    fn turn(&self, from: (DType, usize), to: (DType, usize), head_dim: usize) -> Turn {
         let &Self { ref tables, rotary_dim, style } = self;
-        let (from, to) = (Steps::new(style, rotary_dim, from), Steps::new(style, rotary_dim, to));
-        Turn::new(from, to, tables, rotary_dim / 2, rotary_dim..head_dim)
+        let values = |(dtype, stride)| Values::new(style, rotary_dim, dtype, stride);
+        Turn::new(values(from), values(to), tables, rotary_dim / 2, rotary_dim..head_dim)
     }
 }
 
@@ -190,130 +188,76 @@ impl Kernel for Body {
     /// One head of keys or of values, all tokens in order, so that of two tokens with one slot the later one stays.
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, worker: usize) {
-        // SAFETY: passed on.
-        unsafe {
-            match self.source {
-                DType::F16 => self.from::<S, f16>(task, worker),
-                DType::BF16 => self.from::<S, bf16>(task, worker),
-                _ => self.from::<S, f32>(task, worker),
+        let (side, head) = (self.sides[task / self.heads], task % self.heads);
+        let turned = if task < self.heads { self.turned.as_ref() } else { None };
+        let (source, [_, _, to_slot, to_step]) = ((self.source, side.from_strides[2]), side.to_strides);
+        let scaled = PagedLayout::has_scales(self.kv);
+        let to = if scaled { (DType::F32, 1) } else { (self.kv, to_step) };
+        let turned = turned.map(|turned| (turned, turned.turn(source, to, self.head_dim)));
+        for token in 0..self.tokens {
+            // SAFETY: workers are below the threads that scratch was made for; token and head are inside the views, and the
+            // slot was found to be in the cache.
+            unsafe {
+                let (from, to) = self.places(side, head, token);
+                // What is rounded to codes is first put in f32.
+                let scratch: *mut u8 = self.scratch.add(worker * self.per_worker);
+                let line = Line::new(from, self.source, source.1);
+                match &turned {
+                    Some((turned, turn)) => {
+                        turn.head::<S>(from, if scaled { scratch } else { to }, turned.tables.angles(token));
+                    }
+                    None if scaled => line.widen::<S>(self.head_dim, scratch.cast()),
+                    None => self.copy::<S>(line, Line::new(to, self.kv, to_step)),
+                }
+                if scaled {
+                    // Scales begin behind the codes of a head's block.
+                    let place = self.slots.get(token) as usize % self.block_size;
+                    let scale = to.add((self.block_size - place) * to_slot + place * PagedLayout::SCALE_BYTES);
+                    match self.kv {
+                        DType::I8 => quantize::head::<S, i8>(scratch.cast(), self.head_dim, to.cast(), scale),
+                        _ => quantize::head::<S, F8E4M3>(scratch.cast(), self.head_dim, to.cast(), scale),
+                    }
+                }
             }
         }
     }
 }
 
 impl Body {
-    #[inline(always)]
-    unsafe fn from<S: Simd, A: Stored>(&self, task: usize, worker: usize) {
-        // SAFETY: passed on.
-        unsafe {
-            match self.kv {
-                DType::I8 | DType::F8E4M3 => self.quantize::<S, A>(task, worker),
-                DType::F16 => self.head::<S, A, f16>(task),
-                DType::BF16 => self.head::<S, A, bf16>(task),
-                _ => self.head::<S, A, f32>(task),
-            }
-        }
-    }
-
-    /// The side and the head of a task, and how it is turned.
-    #[inline(always)]
-    fn of_task(&self, task: usize) -> (Side, usize, Option<&Turned>) {
-        let turned = if task < self.heads { self.turned.as_ref() } else { None };
-        (self.sides[task / self.heads], task % self.heads, turned)
-    }
-
-    #[inline(always)]
-    unsafe fn head<S: Simd, A: Stored, B: Stored>(&self, task: usize) {
-        let (side, head, turned) = self.of_task(task);
-        // SAFETY: passed on.
-        unsafe {
-            match turned {
-                Some(turned) => self.turn::<S, A, B>(turned, side, head),
-                None => self.copy::<S, A, B>(side, head),
-            }
-        }
-    }
-
     /// Where the values of a token's head come from, and where they go.
     ///
     /// # Safety
     /// There are such a token and head.
     #[inline(always)]
-    unsafe fn places<A: Stored, B>(&self, side: Side, head: usize, token: usize) -> (*const A, *mut B) {
-        // SAFETY: token and head are inside the views, and the slot was found to be in the cache.
+    unsafe fn places(&self, side: Side, head: usize, token: usize) -> (*const u8, *mut u8) {
+        // SAFETY: passed on.
         unsafe {
             let slot = self.slots.get(token) as usize;
             let (block, place) = (slot / self.block_size, slot % self.block_size);
             let [b, h, s, _] = side.to_strides;
-            let from = side.from.cast::<A>().add(token * side.from_strides[0] + head * side.from_strides[1]);
-            (from, side.to.cast::<B>().add(block * b + head * h + place * s))
+            let from = token * side.from_strides[0] + head * side.from_strides[1];
+            let to = block * b + head * h + place * s;
+            (side.from.add(from * self.source.size()), side.to.add(to * self.kv.size()))
         }
     }
 
-    /// Each token's head in f32, turned where it is to be, and from there to codes and a scale.
+    /// Copies a head.
+    ///
+    /// # Safety
+    /// Those of [`Simd`]; both lines have its elements.
     #[inline(always)]
-    unsafe fn quantize<S: Simd, A: Stored>(&self, task: usize, worker: usize) {
-        let (side, head, turned) = self.of_task(task);
-        let turned = turned.map(|turned| (turned, turned.turn::<A, f32>(side.from_strides[2], 1, self.head_dim)));
-        let [_, _, to_slot, _] = side.to_strides;
-        for token in 0..self.tokens {
-            // SAFETY: passed on; workers are below the threads that scratch was made for. Scales begin behind the codes of a
-            // head's block.
-            unsafe {
-                let x = self.scratch.add(worker * self.per_worker).cast::<f32>();
-                let (from, to) = self.places::<A, u8>(side, head, token);
-                match &turned {
-                    Some((turned, turn)) => turn.head::<S>(from, x, turned.tables.angles(token)),
-                    None => Line::typed(from, side.from_strides[2]).widen::<S>(self.head_dim, x),
-                }
-                let place = self.slots.get(token) as usize % self.block_size;
-                let codes_behind = (self.block_size - place) * to_slot;
-                let scale = to.add(codes_behind + place * PagedLayout::SCALE_BYTES);
-                match self.kv {
-                    DType::I8 => quantize::head::<S, i8>(x, self.head_dim, to.cast(), scale),
-                    _ => quantize::head::<S, F8E4M3>(x, self.head_dim, to.cast(), scale),
-                }
+    unsafe fn copy<S: Simd>(&self, from: Line, to: Line) {
+        // SAFETY: passed on.
+        unsafe {
+            if self.source == self.kv && from.step == 1 && to.step == 1 {
+                let bytes = self.head_dim * self.kv.size();
+                return std::ptr::copy_nonoverlapping(from.ptr(), to.ptr().cast_mut(), bytes);
             }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn turn<S: Simd, A: Stored, B: Stored>(&self, turned: &Turned, side: Side, head: usize) {
-        let turn = turned.turn::<A, B>(side.from_strides[2], side.to_strides[3], self.head_dim);
-        let tables = &turned.tables;
-        for token in 0..self.tokens {
-            // SAFETY: passed on.
-            unsafe {
-                let (from, to) = self.places::<A, B>(side, head, token);
-                turn.head::<S>(from, to, tables.angles(token));
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn copy<S: Simd, A: Stored, B: Stored>(&self, side: Side, head: usize) {
-        let (step, to_step) = (side.from_strides[2], side.to_strides[3]);
-        let dense = self.head_dim == 1 || (step == 1 && to_step == 1);
-        for token in 0..self.tokens {
-            // SAFETY: passed on; elements are inside the views.
-            unsafe {
-                let (from, to) = self.places::<A, B>(side, head, token);
-                if !dense {
-                    for d in 0..self.head_dim {
-                        to.add(d * to_step).write(B::narrow(from.add(d * step).read().widen()));
-                    }
-                } else if A::DTYPE == B::DTYPE {
-                    std::ptr::copy_nonoverlapping(from.cast::<B>(), to, self.head_dim);
-                } else {
-                    let whole = self.head_dim / LANES * LANES;
-                    for d in (0..whole).step_by(LANES) {
-                        B::store::<S>(to.add(d), A::load::<S>(from.add(d)));
-                    }
-                    if whole < self.head_dim {
-                        let n = self.head_dim - whole;
-                        B::store_n::<S>(to.add(whole), A::load_n::<S>(from.add(whole), n), n);
-                    }
-                }
+            let mut d = 0;
+            while d < self.head_dim {
+                let n = (self.head_dim - d).min(LANES);
+                to.skip(d).store::<S>(from.skip(d).load::<S>(n), n);
+                d += LANES;
             }
         }
     }

@@ -3,18 +3,17 @@
 //! A style is no more than two distances: pair `i` lies at `i·step` and `i·step + partner`. Sixteen pairs are turned at
 //! once, and heads are shared out in runs, so that one token of many heads is shared out too.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use half::{bf16, f16};
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{DType, View};
 
 use super::{COS, OUT, POSITIONS, Rotary, RotaryDynamic, RotaryStatic, SIN, Style, X};
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
-use crate::operator::{Arithmetic, Launch, Operands, Operator, Row, refuse};
-use crate::simd::{Kernel, LANES, Simd, Stored, launch};
+use crate::operator::{Arithmetic, Launch, Operands, Operator, Refusal, Row, refuse, takes_lanes};
+use crate::simd::{Kernel, LANES, Part, Simd, launch};
+use crate::strided::Address;
 use crate::{Error, Result};
 
 /// Elements that one task turns at least. A task costs about a microsecond to hand out, and this many take longer.
@@ -35,6 +34,10 @@ impl Leveled for Rotary {
     const AVX2: AtLevel = AtLevel { name: "rotary.cpu.avx2", arithmetic: FUSED, reads: 1.0, computes: 0.035 };
     const AVX512: AtLevel = AtLevel { name: "rotary.cpu.avx512", arithmetic: FUSED, reads: 1.0, computes: 0.05 };
 
+    fn takes(fixed: &RotaryStatic) -> Result<(), Refusal> {
+        takes_lanes([fixed.x, fixed.out])
+    }
+
     /// Memory at its rate, and arithmetic at a share of the peak on the threads that get a task.
     fn cost(row: AtLevel, fixed: &RotaryStatic, call: &RotaryDynamic, hardware: &Hardware) -> f64 {
         let work = Rotary::work(fixed, call);
@@ -51,15 +54,8 @@ impl Leveled for Rotary {
         call: &RotaryDynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
-        // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
-        unsafe {
-            match fixed.x {
-                DType::F32 => run_from::<f32>(level, launch, fixed, call, operands),
-                DType::F16 => run_from::<f16>(level, launch, fixed, call, operands),
-                DType::BF16 => run_from::<bf16>(level, launch, fixed, call, operands),
-                other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
-            }
-        }
+        // SAFETY: passed on.
+        unsafe { run_at(level, launch, fixed, call, operands) }
     }
 }
 
@@ -73,28 +69,8 @@ fn tasks(fixed: &RotaryStatic, call: &RotaryDynamic) -> usize {
 }
 
 /// # Safety
-/// That of [`Row::run`], x having elements `T`.
-unsafe fn run_from<T: Stored>(
-    level: SimdLevel,
-    launch: &Launch<'_>,
-    fixed: &RotaryStatic,
-    call: &RotaryDynamic,
-    operands: Operands<'_>,
-) -> Result<()> {
-    // SAFETY: passed on; the element types are the dtypes that the operands were checked to have.
-    unsafe {
-        match fixed.out {
-            DType::F32 => run_typed::<T, f32>(level, launch, fixed, call, operands),
-            DType::F16 => run_typed::<T, f16>(level, launch, fixed, call, operands),
-            DType::BF16 => run_typed::<T, bf16>(level, launch, fixed, call, operands),
-            other => Err(refuse(Rotary::NAME, format!("no kernel for {other}"))),
-        }
-    }
-}
-
-/// # Safety
-/// That of [`Row::run`], x having elements `T` and out elements `U`.
-unsafe fn run_typed<T: Stored, U: Stored>(
+/// That of [`Row::run`].
+unsafe fn run_at(
     level: SimdLevel,
     context: &Launch<'_>,
     fixed: &RotaryStatic,
@@ -108,15 +84,15 @@ unsafe fn run_typed<T: Stored, U: Stored>(
     let out = operands.output(Rotary::NAME, OUT, "out")?;
     let x = if fixed.in_place { out.view() } else { operands.input(Rotary::NAME, X, "x")? };
     let tables = Tables::new(Rotary::NAME, operands, [POSITIONS, COS, SIN])?;
-    debug_assert!(x.dtype() == T::DTYPE && out.dtype() == U::DTYPE && x.shape() == out.shape());
-    let steps = |view: &View<'_>| Steps::new(fixed.style, fixed.rotary_dim, view.strides()[2]);
+    debug_assert!(x.shape() == out.shape());
+    let values = |view: &View<'_>| Values::new(fixed.style, fixed.rotary_dim, view.dtype(), view.strides()[2]);
     let passing = if fixed.in_place { fixed.head_dim..fixed.head_dim } else { fixed.rotary_dim..fixed.head_dim };
-    let turn = Turn::new(steps(x), steps(out), &tables, fixed.rotary_dim / 2, passing);
-    let kernel = TurnAll::<T, U> {
-        turn,
+    let heads = |ptr, strides: &[usize]| Heads { first: Address::read(ptr), token: strides[0], head: strides[1] };
+    let kernel = TurnAll {
+        turn: Turn::new(values(x), values(out), &tables, fixed.rotary_dim / 2, passing),
         tables,
-        x: Heads { first: x.host_ptr()?.cast(), token: x.strides()[0], head: x.strides()[1] },
-        out: Heads { first: out.host_ptr()?.cast(), token: out.strides()[0], head: out.strides()[1] },
+        x: heads(x.host_ptr()?, x.strides()),
+        out: heads(out.host_ptr()?, out.strides()),
         heads: call.heads,
         rows: call.tokens * call.heads,
         per_task: heads_per_task(fixed),
@@ -189,17 +165,26 @@ fn outside(operator: &'static str, token: usize, position: i32, length: usize) -
     refuse(operator, format!("token {token} is at position {position}, and the tables hold {length} positions from 0"))
 }
 
-/// Where heads lie, `P` being a pointer to their elements.
-struct Heads<P> {
-    first: P,
+/// Where heads lie.
+struct Heads {
+    first: Address,
     /// From a token and a head to the next.
     token: usize,
     head: usize,
 }
 
+impl Heads {
+    /// A head of elements of a size.
+    #[inline(always)]
+    fn at(&self, token: usize, head: usize, size: usize) -> *mut u8 {
+        self.first.at(token * self.token + head * self.head, size)
+    }
+}
+
 /// How the values of a head lie.
 #[derive(Clone, Copy)]
-pub(crate) struct Steps {
+pub(crate) struct Values {
+    dtype: DType,
     /// From a value to the next.
     value: usize,
     /// From a pair to the next, and from its first value to its second.
@@ -207,20 +192,26 @@ pub(crate) struct Steps {
     partner: usize,
 }
 
-impl Steps {
+impl Values {
     /// Values `stride` elements apart, of which the first `rotary_dim` are pairs in a style.
-    pub fn new(style: Style, rotary_dim: usize, stride: usize) -> Self {
+    pub fn new(style: Style, rotary_dim: usize, dtype: DType, stride: usize) -> Self {
         let (step, partner) = match style {
             Style::Half => (1, rotary_dim / 2),
             Style::Interleaved => (2, 1),
         };
-        Self { value: stride, step: step * stride, partner: partner * stride }
+        Self { dtype, value: stride, step: step * stride, partner: partner * stride }
     }
 
     /// Whether the values of pairs lie one after another without gaps.
     #[inline(always)]
     fn interleaved(&self) -> bool {
         self.step == 2 && self.partner == 1
+    }
+
+    /// The values of a head from one on, so far apart.
+    #[inline(always)]
+    fn line(&self, head: *const u8, from: usize, step: usize) -> Line {
+        Line::new(head, self.dtype, step).moved(from)
     }
 }
 
@@ -238,89 +229,98 @@ impl Angles {
     }
 }
 
-/// Turns a head of `T`s into one of `U`s.
-pub(crate) struct Turn<T, U> {
-    x: Steps,
-    out: Steps,
+/// Turns heads.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn {
+    x: Values,
+    out: Values,
     /// From a pair's cosine and sine to the next pair's.
     cos: usize,
     sin: usize,
     pairs: usize,
-    /// Values that are copied.
-    passing: Range<usize>,
-    types: PhantomData<(T, U)>,
+    /// Values that are copied: the first, and the one behind the last.
+    passing: [usize; 2],
 }
 
-impl<T: Stored, U: Stored> Turn<T, U> {
+impl Turn {
     /// That of `pairs` pairs, values of `passing` being copied.
-    pub fn new(x: Steps, out: Steps, tables: &Tables, pairs: usize, passing: Range<usize>) -> Self {
-        Self { x, out, cos: tables.cos.pair, sin: tables.sin.pair, pairs, passing, types: PhantomData }
-    }
-
-    /// Turns `n` pairs.
-    ///
-    /// # Safety
-    /// The pointers name that many pairs and angles.
-    #[inline(always)]
-    unsafe fn pairs<S: Simd>(&self, x: *const T, out: *mut U, cos: *const f32, sin: *const f32, n: usize) {
-        // SAFETY: passed on. In place, both values of a pair are read before either is written.
-        unsafe {
-            let (a, b) = if n == LANES && self.x.interleaved() {
-                S::unzip(T::load::<S>(x), T::load::<S>(x.add(LANES)))
-            } else {
-                let second = Line::typed(x.add(self.x.partner), self.x.step);
-                (Line::typed(x, self.x.step).load_as::<S, T>(n), second.load_as::<S, T>(n))
-            };
-            let c = Line::typed(cos, self.cos).load_as::<S, f32>(n);
-            let s = Line::typed(sin, self.sin).load_as::<S, f32>(n);
-            let first = S::fma(S::mul(s, S::splat(-1.0)), b, S::mul(a, c));
-            let second = S::fma(s, a, S::mul(b, c));
-            if n == LANES && self.out.interleaved() {
-                let (low, high) = S::zip(first, second);
-                U::store::<S>(out, low);
-                U::store::<S>(out.add(LANES), high);
-            } else {
-                Line::typed(out, self.out.step).store_as::<S, U>(first, n);
-                Line::typed(out.add(self.out.partner), self.out.step).store_as::<S, U>(second, n);
-            }
-        }
+    pub fn new(x: Values, out: Values, tables: &Tables, pairs: usize, passing: Range<usize>) -> Self {
+        Self { x, out, cos: tables.cos.pair, sin: tables.sin.pair, pairs, passing: [passing.start, passing.end] }
     }
 
     /// Turns one head.
     ///
     /// # Safety
-    /// The pointers name its values and its position's angles.
+    /// Those of [`Simd`]; the pointers name its values and its position's angles.
     #[inline(always)]
-    pub unsafe fn head<S: Simd>(&self, x: *const T, out: *mut U, [cos, sin]: [*const f32; 2]) {
-        // SAFETY: every index is below the number of pairs, or of values.
+    pub unsafe fn head<S: Simd>(&self, x: *const u8, out: *mut u8, angles: [*const f32; 2]) {
+        // SAFETY: passed on.
+        unsafe { S::part(TurnHead { turn: self, x, out, angles }) }
+    }
+}
+
+/// See [`Turn::head`].
+#[derive(Clone, Copy)]
+struct TurnHead<'a> {
+    turn: &'a Turn,
+    x: *const u8,
+    out: *mut u8,
+    angles: [*const f32; 2],
+}
+
+impl Part for TurnHead<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Turn { x, out, cos, sin, pairs, passing } = *self.turn;
+        let mut i = 0;
+        // SAFETY: every index is below the number of pairs, or of values. In place, both values of a pair are read before
+        // either is written.
         unsafe {
-            // No closure here: it would be compiled without the level's instructions, at a tenth of the speed.
-            let mut i = 0;
-            while i < self.pairs {
-                let (x, out) = (x.add(i * self.x.step), out.add(i * self.out.step));
-                let (cos, sin) = (cos.add(i * self.cos), sin.add(i * self.sin));
-                if self.pairs - i >= LANES {
-                    self.pairs::<S>(x, out, cos, sin, LANES);
+            while i < pairs {
+                let n = (pairs - i).min(LANES);
+                let (from, to) = (i * x.step, i * out.step);
+                let (a, b) = if n == LANES && x.interleaved() {
+                    let values = x.line(self.x, from, 1);
+                    S::unzip(values.load::<S>(LANES), values.moved(LANES).load::<S>(LANES))
                 } else {
-                    self.pairs::<S>(x, out, cos, sin, self.pairs - i);
+                    let first = x.line(self.x, from, x.step);
+                    (first.load::<S>(n), first.moved(x.partner).load::<S>(n))
+                };
+                let c = Line::typed(self.angles[0].add(i * cos), cos).load_as::<S, f32>(n);
+                let s = Line::typed(self.angles[1].add(i * sin), sin).load_as::<S, f32>(n);
+                let first = S::fma(S::mul(s, S::splat(-1.0)), b, S::mul(a, c));
+                let second = S::fma(s, a, S::mul(b, c));
+                if n == LANES && out.interleaved() {
+                    let (low, high) = S::zip(first, second);
+                    let values = out.line(self.out, to, 1);
+                    values.store::<S>(low, LANES);
+                    values.moved(LANES).store::<S>(high, LANES);
+                } else {
+                    let values = out.line(self.out, to, out.step);
+                    values.store::<S>(first, n);
+                    values.moved(out.partner).store::<S>(second, n);
                 }
                 i += LANES;
             }
-            for i in self.passing.clone().step_by(LANES) {
-                let n = (self.passing.end - i).min(LANES);
-                let v = Line::typed(x, self.x.value).skip(i).load_as::<S, T>(n);
-                Line::typed(out, self.out.value).skip(i).store_as::<S, U>(v, n);
+            let mut i = passing[0];
+            while i < passing[1] {
+                let n = (passing[1] - i).min(LANES);
+                let v = x.line(self.x, i * x.value, x.value).load::<S>(n);
+                out.line(self.out, i * out.value, out.value).store::<S>(v, n);
+                i += LANES;
             }
         }
     }
 }
 
 /// The kernel: turns `rows` heads.
-struct TurnAll<T, U> {
-    turn: Turn<T, U>,
+struct TurnAll {
+    turn: Turn,
     tables: Tables,
-    x: Heads<*const T>,
-    out: Heads<*mut U>,
+    x: Heads,
+    out: Heads,
     heads: usize,
     /// Heads of all tokens.
     rows: usize,
@@ -329,9 +329,9 @@ struct TurnAll<T, U> {
 
 // SAFETY: inputs are only read, and each task writes the heads of its own rows: no two indices of the output share an
 // element. In place, a task reads but what it writes.
-unsafe impl<T: Stored, U: Stored> Sync for TurnAll<T, U> {}
+unsafe impl Sync for TurnAll {}
 
-impl<T: Stored, U: Stored> Kernel for TurnAll<T, U> {
+impl Kernel for TurnAll {
     #[inline(always)]
     unsafe fn task<S: Simd>(&self, task: usize, _: usize) {
         let start = task * self.per_task;
@@ -339,8 +339,8 @@ impl<T: Stored, U: Stored> Kernel for TurnAll<T, U> {
             let (token, head) = (row / self.heads, row % self.heads);
             // SAFETY: token and head are inside the views.
             unsafe {
-                let x = self.x.first.add(token * self.x.token + head * self.x.head);
-                let out = self.out.first.add(token * self.out.token + head * self.out.head);
+                let x = self.x.at(token, head, self.turn.x.dtype.size());
+                let out = self.out.at(token, head, self.turn.out.dtype.size());
                 self.turn.head::<S>(x, out, self.tables.angles(token));
             }
         }

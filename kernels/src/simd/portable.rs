@@ -75,7 +75,7 @@ unsafe impl Simd for Portable {
             unsafe { p.add(i).write_unaligned(x) }
         }
     }
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self::F {
         // SAFETY: the caller names sixteen values.
         F16Lanes(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|x| f16::from_bits(x).to_f32()))

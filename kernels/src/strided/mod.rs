@@ -76,8 +76,15 @@ impl<const N: usize> Walk<N> {
     pub(crate) fn any_order(layouts: [&Layout; N]) -> Self {
         let rank = layouts[0].rank();
         let mut order: [usize; MAX_RANK] = std::array::from_fn(|d| d);
-        // A stable sort: dimensions of equal strides keep their order.
-        order[..rank].sort_by_key(|&d| std::cmp::Reverse(layouts.map(|l| l.strides()[d])));
+        // By strides, the largest first. Dimensions of equal strides keep their order.
+        let strides = |d: usize| layouts.map(|l| l.strides()[d]);
+        for sorted in 1..rank {
+            let mut at = sorted;
+            while at > 0 && strides(order[at - 1]) < strides(order[at]) {
+                order.swap(at - 1, at);
+                at -= 1;
+            }
+        }
         let mut shape = [1; MAX_RANK];
         (0..rank).for_each(|d| shape[d] = layouts[0].shape()[order[d]]);
         Self::of(&shape[..rank], |d| layouts.map(|l| l.strides()[order[d]]))

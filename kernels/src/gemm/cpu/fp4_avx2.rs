@@ -138,8 +138,8 @@ impl Dots for Doubled {
         // SAFETY: passed on.
         unsafe {
             let table = _mm256_setr_epi8(
-                0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6,
-                -8, -12,
+                0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4,
+                -6, -8, -12,
             );
             let mask = _mm256_set1_epi8(0xf);
             let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];

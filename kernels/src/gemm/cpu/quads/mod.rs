@@ -19,9 +19,9 @@ use crate::packed::PanelKind;
 use crate::packed::blocks::{self, LINE};
 use crate::simd::{LANES, Simd};
 pub(super) use dots::Dots;
+pub(super) use dots::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots::finish_apart;
-pub(super) use dots::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx2::EvenAndOdd;
 #[cfg(target_arch = "x86_64")]
@@ -300,11 +300,12 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
 
     /// What is multiplied with weights' scales: sums of integers, and then the products of values in bf16.
     #[inline(always)]
-    unsafe fn finish(self, mut sums: Self::Sums, group: Group) -> [[<D::S as Simd>::F; H]; R] {
+    unsafe fn finish(self, sums: Self::Sums, group: Group) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
         unsafe {
             if Self::has_apart(group) {
-                let mut to = [[D::S::splat(0.0); H]; R];
+                // Copies: what has an address is in memory everywhere.
+                let (mut sums, mut to) = (sums, [[D::S::splat(0.0); H]; R]);
                 D::finish_apart(self, group, H, sums.as_flattened_mut(), to.as_flattened_mut());
                 return to;
             }
