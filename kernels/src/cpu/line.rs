@@ -176,7 +176,7 @@ impl Line {
         scratch
     }
 
-    /// Widens its first `len` elements, of which there is one at least, to `out`.
+    /// Widens its first `len` elements to `out`.
     ///
     /// # Safety
     /// Those of [`Simd`]; the line has `len` elements of its type; `out` has room for them.
@@ -250,7 +250,7 @@ impl Widen {
                     S::store(out.add(i), T::load::<S>(p.add(i)));
                     i += LANES;
                 }
-            } else if order.is_none() && line.step == 0 {
+            } else if order.is_none() && line.step == 0 && len > 0 {
                 let x = p.read_unaligned().widen();
                 while i < len {
                     *out.add(i) = x;

@@ -178,7 +178,7 @@ expand_by!(expand_bytes, Bytes, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf1
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     let format = panels.admitted_blocks();
-    // SAFETY: as for `dot`.
+    // SAFETY: passed on; floats of a byte were admitted where there is VBMI.
     unsafe {
         match format.values() {
             BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => expand_nibbles(format, b, steps, to),

@@ -46,12 +46,8 @@ impl Finish {
             for half in 0..2 {
                 let held = self.outputs.half_panel(panel, half);
                 let to = values[half * LANES..].as_mut_ptr();
-                // SAFETY: the bias has an element for each output, of which none is none to widen.
-                unsafe {
-                    if !held.is_empty() {
-                        bias.skip(held.start).widen::<S>(held.len(), to);
-                    }
-                }
+                // SAFETY: the bias has an element for each output.
+                unsafe { bias.skip(held.start).widen::<S>(held.len(), to) };
             }
         }
         values

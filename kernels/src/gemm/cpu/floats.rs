@@ -191,11 +191,12 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
     // SAFETY: passed on: `a` is [steps][R], `b` is [steps][32], `sums` is [R][32].
     unsafe {
         for first in (0..2).step_by(H) {
+            // By iterators: with indices AVX2 keeps both values of a pair of bf16 in registers that it does not have.
             let mut s = [[S::splat(0.0); H]; R];
             if carry {
-                for r in 0..R {
-                    for h in 0..H {
-                        s[r][h] = S::load(sums.add(r * PANEL + (first + h) * LANES));
+                for (r, row) in s.iter_mut().enumerate() {
+                    for (h, s) in row.iter_mut().enumerate() {
+                        *s = S::load(sums.add(r * PANEL + (first + h) * LANES));
                     }
                 }
             }
@@ -204,22 +205,22 @@ unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
                 prefetch_ahead(b, H * P::BYTES / 2, reads, R == 1 && P::LIGHT);
                 for depth in 0..P::DEPTH {
                     let mut w = [S::splat(0.0); H];
-                    for h in 0..H {
-                        w[h] = P::load::<S>(b.add(h * P::BYTES / 2), depth);
+                    for (h, w) in w.iter_mut().enumerate() {
+                        *w = P::load::<S>(b.add(h * P::BYTES / 2), depth);
                     }
-                    for r in 0..R {
+                    for (r, row) in s.iter_mut().enumerate() {
                         let x = S::splat(*a.add(depth * R + r));
-                        for h in 0..H {
-                            s[r][h] = S::fma(x, w[h], s[r][h]);
+                        for (s, w) in row.iter_mut().zip(w) {
+                            *s = S::fma(x, w, *s);
                         }
                     }
                 }
                 a = a.add(P::DEPTH * R);
                 b = b.add(P::BYTES);
             }
-            for r in 0..R {
-                for h in 0..H {
-                    S::store(sums.add(r * PANEL + (first + h) * LANES), s[r][h]);
+            for (r, row) in s.iter().enumerate() {
+                for (h, s) in row.iter().enumerate() {
+                    S::store(sums.add(r * PANEL + (first + h) * LANES), *s);
                 }
             }
         }

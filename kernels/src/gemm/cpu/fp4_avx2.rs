@@ -4,12 +4,12 @@
 use std::arch::x86_64::*;
 
 use sinew_memory::{Hardware, SimdLevel};
-use sinew_tensor::{BlockFormat, BlockValues};
+use sinew_tensor::BlockValues;
 
-use super::groups::{Group, Products, Steps, multiply};
+use super::groups::{Group, multiply};
 use super::integers::Int16;
 use super::quads::{Dots, EvenAndOdd, Quads, finish_apart};
-use super::tile::{Packing, Reads, Tiles, loops, tiles};
+use super::tile::{Reads, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use super::{int8, pack};
 use crate::gemm::GemmStatic;
@@ -49,11 +49,12 @@ pub(crate) const AVX2: Tiles =
 
 loops! {
     #[target_feature(enable = "avx2,fma,f16c")]
-    groups<R, H> => multiply_halved::<R, H>;
+    groups<R, H> => multiply_doubled::<R, H>;
 }
 
+/// [`multiply`] by twice the weights.
 #[inline(always)]
-unsafe fn multiply_halved<const R: usize, const H: usize>(
+unsafe fn multiply_doubled<const R: usize, const H: usize>(
     panels: PanelKind,
     reads: Reads,
     a: *const u8,
@@ -63,59 +64,11 @@ unsafe fn multiply_halved<const R: usize, const H: usize>(
     carry: bool,
 ) {
     let format = panels.admitted_blocks();
-    // SAFETY: passed on.
-    unsafe { multiply::<_, R, 1, H, H>(Halved::of(format), format, reads, a, b, steps, sums, carry) }
+    // SAFETY: passed on; a word of fp4 has two quads.
+    unsafe { multiply::<_, R, 1, H, H>(Quads::<Doubled, 2, 2>::of(format), format, reads, a, b, steps, sums, carry) }
 }
 
-/// Products of twice the weights, halved: exactly, as long as what is halved is no subnormal.
-#[derive(Clone, Copy)]
-struct Halved(Quads<Doubled, 2, 2>);
-
-impl Halved {
-    fn of(format: BlockFormat) -> Self {
-        Self(Quads::of(format))
-    }
-}
-
-impl Steps for Halved {
-    const PACKING: Packing = <Quads<Doubled, 2, 2> as Steps>::PACKING;
-    const STEPS: usize = <Quads<Doubled, 2, 2> as Steps>::STEPS;
-}
-
-impl<const R: usize, const H: usize> Products<R, H> for Halved {
-    type S = Avx2;
-    type Sums = <Quads<Doubled, 2, 2> as Products<R, H>>::Sums;
-    const LOADED: usize = <Quads<Doubled, 2, 2> as Products<R, H>>::LOADED;
-    const LIGHT: bool = false;
-
-    #[inline(always)]
-    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { Products::<R, H>::start(self.0, header, height) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { Products::<R, H>::add_line(self.0, sums, a, height, words) }
-    }
-
-    #[inline(always)]
-    unsafe fn finish(self, sums: Self::Sums, group: Group) -> [[<Avx2 as Simd>::F; H]; R] {
-        // SAFETY: passed on.
-        unsafe {
-            let mut sums = Products::<R, H>::finish(self.0, sums, group);
-            for r in 0..R {
-                for h in 0..H {
-                    sums[r][h] = Avx2::mul(sums[r][h], Avx2::splat(0.5));
-                }
-            }
-            sums
-        }
-    }
-}
-
-/// Twice the weights of fp4, looked up a byte each, the rest as [`EvenAndOdd`] has integers.
+/// Dot products of twice the weights of fp4, which `load` looks up; the rest is [`EvenAndOdd`].
 #[derive(Clone, Copy)]
 pub(super) struct Doubled;
 
@@ -124,6 +77,7 @@ impl Dots for Doubled {
     type Sums = [__m256i; 2];
     type Weights = [[__m256i; 2]; 2];
     const VECTORS: usize = 2;
+    const UNIT: f32 = 0.5;
     const INT16: Int16 = Int16::Whole;
 
     #[inline(always)]

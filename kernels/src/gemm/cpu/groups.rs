@@ -1,5 +1,7 @@
 //! The loop over the groups of a panel of blocks, which rows of all arithmetics share: `s = fma(Σ a·(q - zero), scale, s)`.
 
+use half::f16;
+use sinew_memory::SimdLevel;
 use sinew_tensor::{BlockFormat, DType};
 
 use super::tile::{Packing, Reads, prefetch_ahead};
@@ -302,6 +304,8 @@ unsafe fn load_scales<S: Simd, const V: usize>(format: BlockFormat, p: *const u8
         for v in 0..V {
             let p = p.add(v * LANES * dtype.size());
             scales[v] = match dtype {
+                // The conversion is long in plain Rust, and would leave the loop around it no registers.
+                DType::F16 if S::LEVEL == SimdLevel::Portable => S::load(scales_of_f16(p).as_ptr()),
                 DType::F16 => S::load_f16(p.cast()),
                 DType::BF16 => S::load_bf16(p.cast()),
                 _ => S::load(p.cast()),
@@ -309,6 +313,13 @@ unsafe fn load_scales<S: Simd, const V: usize>(format: BlockFormat, p: *const u8
         }
         scales
     }
+}
+
+/// Sixteen f16.
+#[inline(never)]
+unsafe fn scales_of_f16(p: *const u8) -> [f32; LANES] {
+    // SAFETY: the caller names them.
+    unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|bits| f16::from_bits(bits).to_f32())
 }
 
 /// Sums of all groups: `kept` in registers, else in memory, so that those of a group have the registers.

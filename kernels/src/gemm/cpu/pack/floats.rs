@@ -7,6 +7,7 @@ use sinew_tensor::DType;
 use super::PackRows;
 use super::rows::{AHEAD, TileRows};
 use super::turn::{interleaved, turned};
+use crate::cpu::line::Line;
 use crate::gemm::cpu::tile::MAX_TILE;
 use crate::simd::{self, LANES, Part, Reach, Simd};
 
@@ -34,6 +35,7 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { rows, tile } = self;
+        debug_assert_eq!(rows.parts, 1, "a task packs a tile of floats");
         let (panels, packing, per_step) = (rows.panels, &rows.tiles.packing, 1 + PAIRS as usize);
         // SAFETY: passed on.
         let tile = unsafe { TileRows::of::<S>(rows, tile) };
@@ -42,6 +44,8 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
         let steps = padded / per_step;
         let alike = if PAIRS { rows.rows.dtype == DType::BF16 } else { rows.rows.dtype == DType::F32 && !rows.round };
         let as_it_is = alike && tile.lie_as_packed();
+        // Or widened as they are loaded.
+        let loaded = as_it_is || !PAIRS && tile.lie_as_packed() && (rows.rows.dtype == DType::BF16 || !rows.round);
         let summed = panels.blocks().filter(|&format| (packing.header)(format) > 0).map(|format| format.group());
         let to: *mut f32 = tile.to.cast();
         let mut step = 0;
@@ -53,7 +57,8 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
                 match height {
                     1 => {
                         step = lying / LANES * LANES;
-                        to.copy_from_nonoverlapping(tile.ptrs[0].cast(), step);
+                        // As bytes: a row of bf16 need not lie where a word does.
+                        to.cast::<u8>().copy_from_nonoverlapping(tile.ptrs[0], step * size_of::<f32>());
                     }
                     6 if valid == 6 => step = pack_lying::<S, 6>(&tile.ptrs, lying, steps, AHEAD * 4 / per_step, to),
                     12 if valid == 12 => step = pack_lying::<S, 12>(&tile.ptrs, lying, steps, AHEAD * 4 / per_step, to),
@@ -62,6 +67,7 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
             }
         }
         let end = to.wrapping_add(packing.bytes(panels, padded) / 4 * height);
+        // SAFETY: passed on.
         let mut sums = [unsafe { S::splat(0.0) }; MAX_TILE];
         let mut room = MaybeUninit::<[f32; MAX_TILE * READ]>::uninit();
         let room: *mut f32 = room.as_mut_ptr().cast();
@@ -69,7 +75,7 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
             let first = step;
             let behind = steps.min(first + READ / per_step);
             // Sixteen steps at a time, of which none may be behind the row's end.
-            let direct = as_it_is && behind * per_step <= rows.k && (behind - first).is_multiple_of(LANES);
+            let direct = loaded && behind * per_step <= rows.k && (behind - first).is_multiple_of(LANES);
             for r in 0..if direct { 0 } else { valid } {
                 let vectors = ((behind - first) * per_step).div_ceil(LANES);
                 // SAFETY: passed on; there is room for as many values of each row, and for whole pairs of vectors.
@@ -83,9 +89,10 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
                     let mut turned_rows = [S::splat(0.0); LANES];
                     for r in 0..valid {
                         turned_rows[r] = if direct {
-                            let at = tile.ptrs[r].cast::<f32>().wrapping_add(step);
-                            simd::prefetch(at.cast::<u8>().wrapping_add(AHEAD * 4 / per_step), Reach::Near);
-                            S::load(at)
+                            let at = if PAIRS { Line::typed(tile.ptrs[r].cast::<f32>(), 1) } else { tile.line(r) }
+                                .skip(step);
+                            simd::prefetch(at.skip(AHEAD / per_step).ptr(), Reach::Near);
+                            at.load::<S>(LANES)
                         } else {
                             let at = room.add(r * READ + (step - first) * per_step);
                             if PAIRS {

@@ -68,14 +68,7 @@ impl<const BYTES: usize> Part for Groups<'_, BYTES> {
                 let count = (end - first).min(LANES);
                 // SAFETY: passed on; there is room for sixteen groups, and the tile holds these.
                 unsafe {
-                    for i in 0..count {
-                        let k = (first + i) * group;
-                        // Of the last group, as many as the row has; zeros behind them.
-                        let vectors = (rows.k - k).min(group).div_ceil(LANES);
-                        let x = room.add(i * group);
-                        tile.read::<S>(r, k, vectors, true, x);
-                        x.add(vectors * LANES).write_bytes(0, group - vectors * LANES);
-                    }
+                    tile.read::<S>(r, first * group, count * group / LANES, true, room);
                     let x = std::slice::from_raw_parts_mut(room, count * group);
                     let apart = room.add(ROOM);
                     let have_apart = if BYTES == 2 { take_apart::<S>(x, apart, group) } else { [false; LANES] };

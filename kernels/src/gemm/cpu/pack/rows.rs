@@ -1,6 +1,7 @@
 //! How values of A's rows are read before they are packed: in their weight's order, and normed.
 
 use half::bf16;
+use sinew_tensor::DType;
 
 use super::PackRows;
 use crate::cpu::line::Line;
@@ -57,8 +58,9 @@ impl<'a> TileRows<'a> {
         tile
     }
 
+    /// A row, all of it.
     #[inline(always)]
-    fn line(&self, r: usize) -> Line {
+    pub fn line(&self, r: usize) -> Line {
         Line::new(self.ptrs[r], self.rows.rows.dtype, self.rows.rows.k_stride)
     }
 
@@ -98,6 +100,16 @@ impl Part for Read<'_> {
     unsafe fn run<S: Simd>(self) {
         let TileRows { rows, order, ref scales, .. } = *self.tile;
         let line = self.tile.line(self.row);
+        if order.is_none() && rows.norm.is_none() && (line.dtype == DType::BF16 || !(self.rounded && rows.round)) {
+            // As they are: bf16 needs no rounding to it.
+            let (all, there) = (self.vectors * LANES, rows.k.saturating_sub(self.k));
+            // SAFETY: passed on; so many values from `k` on are the row's.
+            unsafe {
+                line.skip(self.k).widen::<S>(all.min(there), self.out);
+                self.out.add(all.min(there)).write_bytes(0, all.saturating_sub(there));
+            }
+            return;
+        }
         for i in 0..self.vectors {
             let k = self.k + i * LANES;
             let n = rows.k.saturating_sub(k).min(LANES);

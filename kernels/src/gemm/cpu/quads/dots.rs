@@ -13,6 +13,8 @@ pub trait Dots: Copy {
     type Weights: Copy;
     /// Vectors of [`Simd`] that they take.
     const VECTORS: usize = 1;
+    /// What a weight of 1 stands for: a power of two.
+    const UNIT: f32 = 1.0;
     /// How activations of two bytes come.
     const INT16: Int16;
     /// All sums `x`.

@@ -195,6 +195,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                     if !zeros.is_null() {
                         weights = D::S::sub(weights, D::S::load_i8(zeros));
                     }
+                    weights = D::S::mul(weights, D::S::splat(D::UNIT));
                     sum = D::S::fma(x, weights, sum);
                 });
                 to[i] = sum;
@@ -228,7 +229,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
             }
             for r in 0..R {
                 // The row's scale first: the two scales' product may be too large where the sum is not.
-                let scale = D::S::splat(*header.add(Header::<BYTES>::SCALE * height + r));
+                let scale = D::S::splat(D::UNIT * *header.add(Header::<BYTES>::SCALE * height + r));
                 for h in 0..H {
                     scaled[r][h] = D::S::mul(scaled[r][h], scale);
                 }
