@@ -12,7 +12,7 @@ pub struct Table<O: Operator> {
     pub(crate) rows: Vec<Row<O>>,
 }
 
-/// Those of rows that run on a kind of device.
+/// Returns the kernels of one kind of device.
 pub(crate) fn of_kind<O: Operator>(rows: &[Row<O>], kind: DeviceKind) -> Vec<Row<O>> {
     let mut of_kind = Vec::with_capacity(rows.len());
     for row in rows {

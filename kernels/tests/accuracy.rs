@@ -1,8 +1,7 @@
 //! Every row of every table against its f64 reference, at every SIMD level that this machine has.
 //!
-//! `cargo test --test accuracy -- --nocapture` prints the table, with a hash of all bytes that a row wrote: a change that
-//! keeps every bit keeps every hash; `SINEW_DEPTH=full` walks all cases, at the highest level,
-//! which all rows run at.
+//! `cargo test --test accuracy -- --nocapture` prints the table and a hash of what each kernel wrote: builds that agree to the
+//! bit print the same ones (all NaNs count as one). `SINEW_DEPTH=full` runs all cases, at the highest level only.
 
 use std::collections::BTreeMap;
 

@@ -147,7 +147,7 @@ impl Trial {
     }
 }
 
-/// What counts of `run`, which returns the mean seconds of so many runs: those after the ones that make ready.
+/// Times `run(repeats)` after warm-up runs, and returns its mean seconds.
 fn time(mut run: impl FnMut(usize) -> Result<f64>) -> Result<f64> {
     let mut once = run(1)?;
     // A single short run is no measure of how many fill the time: caches and code may be cold.

@@ -26,7 +26,7 @@ impl Listed for DoubledWay {
         Way { names: names!("avx2.fp4"), arithmetic: INT16, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
 }
 
-/// Refuses what is not multiplied in bf16, and all but fp4.
+/// Refuses what is not multiplied in bf16, and all but fp4: NF4's values are no integers.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
     let format = float_blocks(fixed, hardware, level)?;
     if fixed.compute != Compute::Bf16 {

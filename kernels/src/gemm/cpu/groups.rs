@@ -76,7 +76,7 @@ pub(super) struct Group {
     pub height: usize,
     pub a: *const f32,
     pub words: *const u8,
-    /// The scales of its outputs, and their zero points, null where there are none.
+    /// Scales and zero points of the outputs. `zeros` is null if the format has none.
     pub scales: *const u8,
     pub zeros: *const i8,
 }
@@ -197,7 +197,7 @@ pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
             }
             all.write();
         }
-        // Of no steps sums are set all the same.
+        // Zero steps still set the sums.
         if done < steps || steps == 0 {
             let (a, b, carry) = (groups.a.cast(), groups.b, carry || done > 0);
             multiply::<P, R, 1, 2, 2>(products, format, reads, a, b, steps - done, sums, carry);

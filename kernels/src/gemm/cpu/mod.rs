@@ -1,11 +1,15 @@
 //! The ways to multiply on CPUs: one list, of which every operator with products makes its rows.
 //!
-//! # How it runs
-//! One driver serves all rows of tiles: a slab of A's rows is packed for the second-level cache, tasks take panels of 32
-//! outputs, and a small tile kernel, which is all that differs between rows, runs over K. After BLIS (Van Zee and van de
-//! Geijn 2015), with the difference that weights were packed when they were loaded, and that a right-hand side that was
-//! not is packed panel by panel by the task that multiplies with it. How large each part is, and by which cache, is
-//! decided in `plan/`.
+//! # Three parts
+//! - The *plan* (`plan/`) divides a problem into blocks, each by a cache or by the number of registers.
+//! - The *loop nest* (`driver.rs`, `finish.rs`) packs blocks of A's rows for the second-level cache, shares panels of 32
+//!   outputs among threads, and writes results with their epilogue. It is the same for every kernel.
+//! - A *microkernel* is a file with the weights that it decodes, its loop over K, the [packing](tile::Packing) of A that it
+//!   reads, and the [description](way::Way) of its kernel, of which there is a line in [`rows`]: see `fp4_avx2.rs` for a
+//!   short one.
+//!
+//! After BLIS (Van Zee and van de Geijn 2015), with the difference that weights were packed when they were loaded, and that
+//! a right-hand side that was not is packed panel by panel by the task that multiplies with it.
 
 mod blocks;
 #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! What a tile is: its rows, how they are packed, and the loop over K, all that differs between rows of the table.
+//! Tiles of A: their heights, packing and microkernels.
 
 use sinew_memory::SimdLevel;
 use sinew_tensor::BlockFormat;

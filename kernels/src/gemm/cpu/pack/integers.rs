@@ -11,7 +11,7 @@ use crate::gemm::cpu::integers::{Header, Int16};
 use crate::packed::{MAX_GROUP, blocks};
 use crate::simd::{LANES, Part, Simd};
 
-/// Packs a part of a tile in quads of integers of `BYTES` bytes, those of two laid out so.
+/// Packs some groups of a tile as int8 or int16; `layout` orders the bytes of int16.
 ///
 /// # Safety
 /// The machine has the level; the rows are the operands', the panels blocks, and there is room for the tile.

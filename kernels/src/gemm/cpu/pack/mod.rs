@@ -76,7 +76,7 @@ pub(super) const fn int8<S: Simd>() -> Packing {
         integers: true,
         header: |format| Header::<1>::words(format.group()),
         pack: |rows, task| {
-            // SAFETY: passed on. The layout is that of two bytes.
+            // SAFETY: passed on. Of one byte the layout is not read.
             unsafe { integers::pack::<S, 1>(rows, task, Int16::Bytes) }
         },
     }
@@ -96,7 +96,7 @@ pub(super) const fn int16_in_bytes<S: Simd>() -> Packing {
     }
 }
 
-/// The same as [`Int16::Whole`].
+/// Packs int16 as whole values: [`Int16::Whole`].
 pub(super) const fn int16_whole<S: Simd>() -> Packing {
     Packing {
         pack: |rows, task| {
@@ -176,6 +176,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The second of two rows of an odd number of bf16 begins between words.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_row_of_bf16_may_begin_between_words() {
+        let (tiles, k) = (&cpu::floats_avx512bf16::DOTS, 65);
+        if tiles.level > SimdLevel::detected() {
+            return;
+        }
+        let values: Vec<bf16> = (0..2 * k).map(|i| bf16::from_f32(i as f32)).collect();
+        let tensor = Tensor::from_slice(&Cpu::get(), &values, &[1, 2, k]).unwrap();
+        let mut packed = vec![u32::MAX; k.div_ceil(2)];
+        let pack = PackRows {
+            rows: OperandRows::new(&tensor.view(), 2).unwrap(),
+            norm: None,
+            order: None,
+            slabs: &[Slab { right: 0, batch: 0, row: 1, count: 1, of_tile: tiles.height(1), tile: 0, at: 0 }],
+            k,
+            panels: PanelKind::Bf16,
+            round: true,
+            tiles,
+            parts: 1,
+            to: packed.as_mut_ptr().cast(),
+        };
+        // SAFETY: the row is the tensor's, there is room for its tile, and the machine has the level.
+        unsafe { (tiles.packing.pack)(&pack, 0) };
+        let pair =
+            |pair: &[bf16]| u32::from(pair[0].to_bits()) | u32::from(pair.get(1).map_or(0, |x| x.to_bits())) << 16;
+        assert_eq!(packed, values[k..].chunks(2).map(pair).collect::<Vec<_>>());
     }
 
     /// However many tasks pack a tile, its words are the same.

@@ -153,7 +153,7 @@ pub(super) unsafe fn take_apart<S: Simd>(x: &mut [f32], apart: *mut f32, group: 
     have
 }
 
-/// The same of a group that has some.
+/// Moves the outliers of one group to `apart`.
 #[cold]
 fn take_apart_of(x: &mut [f32], apart: &mut [f32]) {
     let mut take = |x: &mut [f32], of: &dyn Fn(f32) -> bool| {

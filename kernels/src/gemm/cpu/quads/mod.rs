@@ -67,7 +67,7 @@ pub(super) unsafe fn multiply<
 /// Products of the `N` quads of a word with activations of so many bytes: of each byte by itself, or of whole values.
 #[derive(Clone, Copy)]
 pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
-    /// What weights are too large by, and its inverse: powers of two.
+    /// The offset that makes packed weights unsigned, and its inverse: powers of two.
     offset: f32,
     inverse_offset: f32,
     /// [`Header::marks`] of a group.
@@ -178,7 +178,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
             // SAFETY: passed on.
             unsafe {
                 let sums = &mut sums[i];
-                // As integers they are not what they are.
+                // Outliers were multiplied as integers: those products are subtracted before the bf16 ones are added.
                 self.for_each_apart(group, r, |step, byte, bits| {
                     let products = Self::products_of_one(group, step, h, byte, bits);
                     for word in 0..BYTES {
