@@ -6,6 +6,14 @@ use crate::Arithmetic;
 pub(super) const INT16: Arithmetic =
     Arithmetic { name: "gemm.int16-groups", foreign: false, flushes_subnormals: false };
 
+/// The same with weights of which twice are integers.
+pub(super) const INT16_DOUBLED: Arithmetic = Arithmetic { name: "gemm.int16-groups.doubled", ..INT16 };
+
+/// Whether activations are held as integers of two bytes.
+pub(super) fn is_int16(arithmetic: Arithmetic) -> bool {
+    arithmetic == INT16 || arithmetic == INT16_DOUBLED
+}
+
 /// The largest integer of one byte, and the least with the sign turned.
 pub(super) const MOST_OF_INT8: f32 = 127.0;
 /// The largest integer of two bytes, both signed: `127 · 256 + 127`.

@@ -3,7 +3,7 @@
 
 use sinew_tensor::DType;
 
-use super::block_float::{INT16, LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY};
+use super::block_float::{LEAST_HELD, MOST_OF_INT8, MOST_OF_INT16, MOST_TINY, OUTLIERS, TINY, is_int16};
 use super::{Compute, GemmStatic};
 use crate::Arithmetic;
 use crate::packed::{LEAST, PanelKind};
@@ -19,7 +19,7 @@ pub(super) fn held(fixed: &GemmStatic, arithmetic: Arithmetic, row: &[f64]) -> V
     let low = |x: &f64| if fixed.compute == Compute::Bf16 { DType::BF16.round(*x) } else { *x };
     match (group(fixed), fixed.panel_kind().and_then(PanelKind::blocks)) {
         (Some(group), _) => int8(row, group),
-        (None, Some(format)) if arithmetic == INT16 => {
+        (None, Some(format)) if is_int16(arithmetic) => {
             let row: Vec<f64> = row.iter().map(low).collect();
             row.chunks(format.group()).flat_map(int16).collect()
         }
@@ -32,7 +32,7 @@ pub(super) fn step_error(fixed: &GemmStatic, arithmetic: Arithmetic, row: &[f64]
     let Some(format) = fixed.panel_kind().and_then(PanelKind::blocks) else { return 0.0 };
     let step_of: fn(&[f64]) -> f64 = match fixed.compute {
         Compute::Int8 => |group| largest(group) / f64::from(MOST_OF_INT8),
-        _ if arithmetic == INT16 => |group| step(&beside(group)),
+        _ if is_int16(arithmetic) => |group| step(&beside(group)),
         _ => return 0.0,
     };
     let of_group = |(x, y): (&[f64], &[f64])| step_of(x) * y.iter().map(|y| y.abs()).sum::<f64>();

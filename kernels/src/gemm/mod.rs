@@ -44,8 +44,8 @@
 //!   the scaled sum of the others: what is not finite; of groups most of whose values that are not zero lie below a 128th
 //!   of the largest, those above that, and so on until at least half are above it; and then those below a 4096th of the
 //!   largest, or below 2^-123, where they are more than an eighth. Sums of a group are exact as integers, and rounded
-//!   once to f32, with zero points once more for what is taken off. fp4 (e2m1) is multiplied so as integers of twice its
-//!   weights, by half the scale.
+//!   once to f32, with zero points once more for what is taken off. `gemm.int16-groups.doubled`: the same of
+//!   fp4 (e2m1), as integers of twice its weights, by half the scale.
 //! - `gemm.dpbf16-chain`: `vdpbf16ps`, two products at a time, flushing subnormals (AVX512-BF16).
 //! - `gemm.cuda.fma-chain`: the same chain on NVIDIA GPUs, with their exponential in activations.
 //! - `gemm.cuda.mma-chain`: tensor cores, sixteen products at a time in K's order, whatever the tile.

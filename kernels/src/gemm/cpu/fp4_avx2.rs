@@ -13,7 +13,7 @@ use super::tile::{Reads, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use super::{int8, pack};
 use crate::gemm::GemmStatic;
-use crate::gemm::block_float::INT16;
+use crate::gemm::block_float::INT16_DOUBLED;
 use crate::packed::PanelKind;
 use crate::simd::{Avx2, Simd};
 use crate::{Compute, Refusal};
@@ -23,7 +23,7 @@ pub(crate) struct DoubledWay;
 
 impl Listed for DoubledWay {
     const WAY: Way =
-        Way { names: names!("avx2.fp4"), arithmetic: INT16, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
+        Way { names: names!("avx2.fp4"), arithmetic: INT16_DOUBLED, level: SimdLevel::Avx2, tiles: &AVX2, admit, rate };
 }
 
 /// Refuses what is not multiplied in bf16, and all but fp4: NF4's values are no integers.
