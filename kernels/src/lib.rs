@@ -10,6 +10,9 @@
 //! | [`simd`], [`packed`], [`rates`], `strided`, `cpu`, `cuda`, `wgpu` | what rows share: vectors, weights, costs, strides, and each device's own |
 //! | all others | an operator each |
 
+// Iterators of arrays are compiled for each shape of a tile, and are ten times the LLVM IR of an index.
+#![allow(clippy::needless_range_loop)]
+
 pub mod activation;
 pub mod attention;
 pub mod cast;

@@ -119,7 +119,7 @@ pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: us
         // SAFETY: passed on; what is read and written is inside what the contract names.
         unsafe {
             let mut sums = Sums::<P::S, R, PARTS, H>::new(sums.add(first * LANES), carry, kept);
-            let mut groups = Groups::new::<P::S>(&P::PACKING, format, reads, R * PARTS, first, a, b);
+            let mut groups = Groups::new(&P::PACKING, format, reads, R * PARTS, first, a, b);
             let mut done = 0;
             while done < steps {
                 let here = (steps - done).min(group);
@@ -169,7 +169,7 @@ pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
     let mut done = 0;
     // SAFETY: passed on; what is read and written is inside what the contract names.
     unsafe {
-        let mut groups = Groups::new::<P::S>(&P::PACKING, format, reads, R, 0, a, b);
+        let mut groups = Groups::new(&P::PACKING, format, reads, R, 0, a, b);
         let two = 2 * lines * P::STEPS;
         if steps >= two {
             let mut all = Sums::<P::S, R, 1, 2>::new(sums, carry, true);
@@ -223,7 +223,7 @@ struct Groups {
 
 impl Groups {
     #[inline(always)]
-    fn new<S: Simd>(
+    fn new(
         packing: &Packing,
         format: BlockFormat,
         reads: Reads,
