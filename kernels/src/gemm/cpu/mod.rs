@@ -5,7 +5,7 @@
 //! - The *loop nest* (`driver.rs`, `finish.rs`) packs blocks of A's rows for the second-level cache, shares panels of 32
 //!   outputs among threads, and writes results with their epilogue. It is the same for every kernel.
 //! - A *microkernel* is a file with the weights that it decodes, its loop over K, the [packing](tile::Packing) of A that it
-//!   reads, and the [description](way::Way) of its kernel, of which there is a line in [`rows`]: see `fp4_avx2.rs` for a
+//!   reads, and the [description](way::Way) of its kernel, of which there is a line in [`rows()`]: see `fp4_avx2.rs` for a
 //!   short one.
 //!
 //! After BLIS (Van Zee and van de Geijn 2015), with the difference that weights were packed when they were loaded, and that
