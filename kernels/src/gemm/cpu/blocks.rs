@@ -10,7 +10,7 @@ use super::codes::{Codes, Expanded, with_codes};
 use super::expand::{Expands, expand};
 use super::groups::{Group, Products, Steps, less_zeros, multiply};
 use super::pack;
-use super::tile::{Expansion, Packing, Reads, Tiles, loops, tiles};
+use super::tile::{Block, Expansion, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
@@ -123,38 +123,22 @@ loops! {
 
 /// [`multiply`] with every kind of codes.
 #[inline(always)]
-unsafe fn groups<S: Simd, const R: usize, const H: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn groups<S: Simd, const R: usize, const H: usize>(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on; the codes are the format's.
     unsafe {
         with_codes!(format.values(), C => {
-            multiply::<_, R, 1, H, H>(Fma::<S, C>::of(format), format, reads, a, b, steps, sums, carry)
+            multiply::<_, R, 1, H, H>(Fma::<S, C>::of(format), format, block)
         })
     }
 }
 
 /// [`multiply`] with what codes stand for.
 #[inline(always)]
-unsafe fn expanded<S: Simd, const R: usize, const H: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn expanded<S: Simd, const R: usize, const H: usize>(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply::<_, R, 1, H, H>(Fma::<S, Expanded>::of(format), format, reads, a, b, steps, sums, carry) };
+    unsafe { multiply::<_, R, 1, H, H>(Fma::<S, Expanded>::of(format), format, block) };
 }
 
 /// Looks up the codes of a block of a panel, at a level.

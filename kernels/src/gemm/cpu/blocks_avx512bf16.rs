@@ -10,7 +10,7 @@ use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
 use super::expand::{self, Expands};
 use super::groups::{Group, Products, Steps, halves, less_zeros, multiply, multiply_in_twos, unrolled};
 use super::pack;
-use super::tile::{Expansion, Loop, Packing, Reads, Tiles, loops, tiles};
+use super::tile::{Block, Expansion, Loop, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
@@ -80,83 +80,47 @@ loops! {
 
 /// [`multiply`] with the `N` pairs of a word.
 #[inline(always)]
-unsafe fn multiply_pairs<P: Pairs, const N: usize, const R: usize, const V: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn multiply_pairs<P: Pairs, const N: usize, const R: usize, const V: usize>(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe {
         let dots = Dots::<P, N>(P::new(format.values()));
-        multiply::<_, R, 1, 2, V>(dots, format, reads, a, b, steps, sums, carry);
+        multiply::<_, R, 1, 2, V>(dots, format, block);
     }
 }
 
 /// One row or two of codes of four bits. Of more there are products enough, and bytes are slower for it: there is more to do
 /// before their products.
 #[inline(always)]
-unsafe fn multiply_nibbles_in_twos<const R: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn multiply_nibbles_in_twos<const R: usize>(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe {
         let dots = Dots::<_, 4>(Nibbles::new(format.values()));
-        multiply_in_twos::<_, R>(dots, format, reads, a, b, steps, sums, carry);
+        multiply_in_twos::<_, R>(dots, format, block);
     }
 }
 
 /// One row or two.
-unsafe fn dot_few<const R: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
+unsafe fn dot_few<const R: usize>(block: Block) {
     // SAFETY: passed on; floats of a byte were admitted where there is VBMI.
     unsafe {
-        match panels.admitted_blocks().values() {
-            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                few_nibbles::<R>(panels, reads, a, b, steps, sums, carry)
-            }
-            BlockValues::Int8 => integers::<R, 2>(panels, reads, a, b, steps, sums, carry),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, 2>(panels, reads, a, b, steps, sums, carry),
+        match block.panels.admitted_blocks().values() {
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => few_nibbles::<R>(block),
+            BlockValues::Int8 => integers::<R, 2>(block),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, 2>(block),
         }
     }
 }
 
 /// Products with `V` vectors of a panel at a time, whose sums have the same bits for any.
-unsafe fn dot_by<const R: usize, const V: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
+unsafe fn dot_by<const R: usize, const V: usize>(block: Block) {
     // SAFETY: passed on; floats of a byte were admitted where there is VBMI.
     unsafe {
-        match panels.admitted_blocks().values() {
-            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => {
-                nibbles::<R, V>(panels, reads, a, b, steps, sums, carry)
-            }
-            BlockValues::Int8 => integers::<R, V>(panels, reads, a, b, steps, sums, carry),
-            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, V>(panels, reads, a, b, steps, sums, carry),
+        match block.panels.admitted_blocks().values() {
+            BlockValues::Int4 | BlockValues::F4E2M1 | BlockValues::Nf4 => nibbles::<R, V>(block),
+            BlockValues::Int8 => integers::<R, V>(block),
+            BlockValues::F8E4M3 | BlockValues::F8E5M2 => bytes::<R, V>(block),
         }
     }
 }
@@ -258,6 +222,7 @@ mod tests {
 
     use super::*;
     use crate::gemm::cpu::groups::tests::{numbers, panel};
+    use crate::gemm::cpu::tile::Reads;
     use crate::packed::PANEL;
 
     /// A tile's sums of some rows, and of three and a half groups of a panel, as it is and expanded, which are added to sums
@@ -272,13 +237,21 @@ mod tests {
         let mut sums: Vec<f32> = (0..R * PANEL).map(|_| next() as f32).collect();
         let mut of_expanded = sums.clone();
         let mut expanded = vec![0u8; DOTS.expansion.expect("there is one").bytes(kind, &DOTS.packing, k)];
-        let (a, steps): (*const u8, usize) = (a.as_ptr().cast(), k / 2);
+        let block = Block {
+            panels: kind,
+            reads: Reads::Again,
+            a: a.as_ptr().cast(),
+            b: panel.as_ptr(),
+            steps: k / 2,
+            sums: sums.as_mut_ptr(),
+            carry: true,
+        };
         // SAFETY: the machine has the instructions; rows and panel hold the steps, and the expanded panel has room for them.
         unsafe {
-            run(kind, Reads::Again, a, panel.as_ptr(), steps, sums.as_mut_ptr(), true);
-            expand(kind, panel.as_ptr(), steps, expanded.as_mut_ptr());
-            let (b, sums) = (expanded.as_ptr(), of_expanded.as_mut_ptr());
-            multiply::<_, R, 1, 2, V>(Dots::<_, 1>(Expanded), format, Reads::Again, a, b, steps, sums, true);
+            run(block);
+            expand(kind, block.b, block.steps, expanded.as_mut_ptr());
+            let of_expanded = Block { b: expanded.as_ptr(), sums: of_expanded.as_mut_ptr(), ..block };
+            multiply::<_, R, 1, 2, V>(Dots::<_, 1>(Expanded), format, of_expanded);
         }
         sums.into_iter().chain(of_expanded).map(f32::to_bits).collect()
     }

@@ -11,7 +11,7 @@ use super::order::Order;
 use super::pack::{self, PackRows};
 use super::plan::{Plan, Slab};
 use super::rows::OperandRows;
-use super::tile::{Reads, Tile, Tiles};
+use super::tile::{Block, Reads, Tile, Tiles};
 use crate::cpu::line::Line;
 use crate::gemm::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};
 use crate::packed::{PANEL, PanelKind, pack_panel};
@@ -335,7 +335,8 @@ impl Multiply<'_> {
                     // sums of the tile are this worker's.
                     unsafe {
                         let a = a.add(tile * plan.shape.row_bytes + tiles.packing.bytes(kind, k) * height);
-                        run(kind, reads, a, b, width / tiles.packing.per_step, sums, k > 0);
+                        let steps = width / tiles.packing.per_step;
+                        run(Block { panels: kind, reads, a, b, steps, sums, carry: k > 0 });
                         if last {
                             finish.write_tile::<S>(place, sums, &bias);
                         }

@@ -4,7 +4,7 @@ use half::f16;
 use sinew_memory::{Hardware, SimdLevel};
 
 use super::pack;
-use super::tile::{Reads, Tiles, loops, prefetch_ahead, tiles};
+use super::tile::{Block, Tiles, loops, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use crate::cpu::leveled::needs;
 use crate::gemm::GemmStatic;
@@ -108,22 +108,13 @@ loops! {
 
 /// [`chain`] for every kind of panel.
 #[inline(always)]
-unsafe fn chains<S: Simd, const R: usize, const H: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let a = a.cast();
+unsafe fn chains<S: Simd, const R: usize, const H: usize>(block: Block) {
     // SAFETY: passed on; the kind is the panels'.
     unsafe {
-        match panels {
-            PanelKind::F32 => chain::<S, Singles, R, H>(reads, a, b, steps, sums, carry),
-            PanelKind::F16 => chain::<S, Halves, R, H>(reads, a, b, steps, sums, carry),
-            PanelKind::Bf16 => chain::<S, Pairs, R, H>(reads, a, b, steps, sums, carry),
+        match block.panels {
+            PanelKind::F32 => chain::<S, Singles, R, H>(block),
+            PanelKind::F16 => chain::<S, Halves, R, H>(block),
+            PanelKind::Bf16 => chain::<S, Pairs, R, H>(block),
             PanelKind::Blocks(_) => unreachable!("a row of floats admitted block-quantized weights"),
         }
     }
@@ -179,14 +170,9 @@ impl Panel for Pairs {
 
 /// `R` rows of `H` vectors of sums, kept in registers over all steps.
 #[inline(always)]
-unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(
-    reads: Reads,
-    a: *const f32,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
+unsafe fn chain<S: Simd, P: Panel, const R: usize, const H: usize>(block: Block) {
+    let Block { reads, b, steps, sums, carry, .. } = block;
+    let a: *const f32 = block.a.cast();
     debug_assert!(steps.is_multiple_of(P::DEPTH));
     // SAFETY: passed on: `a` is [steps][R], `b` is [steps][32], `sums` is [R][32].
     unsafe {

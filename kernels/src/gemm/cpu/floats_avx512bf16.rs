@@ -6,7 +6,7 @@ use sinew_memory::{Hardware, SimdLevel};
 
 use super::floats;
 use super::pack;
-use super::tile::{Reads, Tiles, prefetch_ahead, tiles};
+use super::tile::{Block, Tiles, prefetch_ahead, tiles};
 use super::way::{Listed, Way, names};
 use crate::gemm::GemmStatic;
 use crate::packed::{PANEL, PanelKind};
@@ -46,15 +46,8 @@ pub(crate) const DOTS: Tiles =
 
 /// `R` rows of two registers of sums: 12 rows with two registers of weights and one of broadcasts are 27 of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn dot<const R: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
+unsafe fn dot<const R: usize>(block: Block) {
+    let Block { panels, reads, a, b, steps, sums, carry } = block;
     assert!(panels == PanelKind::Bf16, "the row admitted panels of {}", panels.encoding());
     // SAFETY: passed on: `a` is [steps][R] pairs, `b` is [steps][32] pairs, `sums` is [R][32].
     unsafe {

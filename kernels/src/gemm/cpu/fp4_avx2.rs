@@ -9,12 +9,11 @@ use sinew_tensor::BlockValues;
 use super::groups::{Group, multiply};
 use super::integers::Int16;
 use super::quads::{Dots, EvenAndOdd, Quads, finish_apart};
-use super::tile::{Reads, Tiles, loops, tiles};
+use super::tile::{Block, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
 use super::{int8, pack};
 use crate::gemm::GemmStatic;
 use crate::gemm::block_float::INT16_DOUBLED;
-use crate::packed::PanelKind;
 use crate::simd::{Avx2, Simd};
 use crate::{Compute, Refusal};
 
@@ -54,18 +53,10 @@ loops! {
 
 /// [`multiply`] by twice the weights.
 #[inline(always)]
-unsafe fn multiply_doubled<const R: usize, const H: usize>(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn multiply_doubled<const R: usize, const H: usize>(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on; a word of fp4 has two quads.
-    unsafe { multiply::<_, R, 1, H, H>(Quads::<Doubled, 2, 2>::of(format), format, reads, a, b, steps, sums, carry) }
+    unsafe { multiply::<_, R, 1, H, H>(Quads::<Doubled, 2, 2>::of(format), format, block) }
 }
 
 /// Dot products of twice the weights of fp4, which `load` looks up; the rest is [`EvenAndOdd`].

@@ -4,7 +4,7 @@ use half::f16;
 use sinew_memory::SimdLevel;
 use sinew_tensor::{BlockFormat, DType};
 
-use super::tile::{Packing, Reads, prefetch_ahead};
+use super::tile::{Block, Packing, Reads, prefetch_ahead};
 use crate::packed::PANEL;
 use crate::packed::blocks::{self, LINE};
 use crate::rates::cores;
@@ -96,20 +96,12 @@ pub(super) fn halves() -> bool {
 /// That of a [`Loop`](super::tile::Loop): `a` is groups of headers and steps of the tile's rows, `b` groups of the format,
 /// `sums` is `[rows][32]`.
 #[inline(always)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "a loop's own; bundled, 8 rows of fp8 spill registers and take a third longer"
-)]
 pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: usize, const H: usize, const V: usize>(
     products: P,
     format: BlockFormat,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
+    block: Block,
 ) {
+    let Block { reads, a, b, steps, sums, carry, .. } = block;
     const { assert!(PARTS <= 2 && (V == H || (V == 1 && H == 2 && PARTS == 1)), "each part is called") };
     // Of few rows, or where registers hold a part's sums of a group, a line's weights and a broadcast besides.
     let kept = R * PARTS <= H || R * (PARTS * H + V * P::SUMS) + P::LOADED < P::S::VECTORS;
@@ -153,17 +145,12 @@ pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: us
 /// # Safety
 /// That of [`multiply`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "those of `multiply`")]
 pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
     products: P,
     format: BlockFormat,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
+    block: Block,
 ) {
+    let Block { reads, a, b, steps, sums, carry, .. } = block;
     const { assert!(R <= 2 && !P::LIGHT, "few rows, which ask ahead") };
     let lines = format.group() / P::PACKING.per_step / P::STEPS;
     let mut done = 0;
@@ -199,8 +186,8 @@ pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
         }
         // Zero steps still set the sums.
         if done < steps || steps == 0 {
-            let (a, b, carry) = (groups.a.cast(), groups.b, carry || done > 0);
-            multiply::<P, R, 1, 2, 2>(products, format, reads, a, b, steps - done, sums, carry);
+            let (a, steps, carry) = (groups.a.cast(), steps - done, carry || done > 0);
+            multiply::<P, R, 1, 2, 2>(products, format, Block { a, b: groups.b, steps, carry, ..block });
         }
     }
 }

@@ -10,7 +10,7 @@ use super::pack;
 use super::quads::{EvenAndOdd, Vnni};
 use super::quads::{Plain, multiply};
 #[cfg(target_arch = "x86_64")]
-use super::tile::Reads;
+use super::tile::Block;
 use super::tile::{Tiles, loops, tiles};
 use super::way::{Listed, Way, names};
 use crate::cpu::leveled::needs;
@@ -121,24 +121,16 @@ loops! {
 /// groups are short and end often; zero points would take the registers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn eight(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
-) {
-    let format = panels.admitted_blocks();
+unsafe fn eight(block: Block) {
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe {
         if format.zero_points() && groups::halves() {
-            multiply::<Vnni, 1, 8, 1, 2, 1>(panels, reads, a, b, steps, sums, carry);
+            multiply::<Vnni, 1, 8, 1, 2, 1>(block);
         } else if format.group() <= 32 && !format.zero_points() {
-            multiply::<Vnni, 1, 4, 2, 2, 2>(panels, reads, a, b, steps, sums, carry);
+            multiply::<Vnni, 1, 4, 2, 2, 2>(block);
         } else {
-            multiply::<Vnni, 1, 8, 1, 2, 2>(panels, reads, a, b, steps, sums, carry);
+            multiply::<Vnni, 1, 8, 1, 2, 2>(block);
         }
     }
 }

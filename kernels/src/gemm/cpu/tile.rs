@@ -122,13 +122,30 @@ pub(crate) struct Tile {
     pub run: Loop,
 }
 
-/// Adds the products of `steps` steps of a tile, and of a panel of some kind, to `sums` `[height][32]`; or, if not
-/// `carry`, sets the sums.
+/// What a microkernel multiplies: a block of K of a tile and of a panel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    /// The kind of the panel.
+    pub panels: PanelKind,
+    /// How often it is read.
+    pub reads: Reads,
+    /// The packed tile, `[steps][words][height]` with the headers of its groups.
+    pub a: *const u8,
+    /// The panel.
+    pub b: *const u8,
+    /// Steps of K.
+    pub steps: usize,
+    /// The sums, `[height][32]`.
+    pub sums: *mut f32,
+    /// Whether products are added to the sums, or set them.
+    pub carry: bool,
+}
+
+/// A microkernel: multiplies a block.
 ///
 /// # Safety
-/// The machine has the level; `a` holds `[steps][words][height]`, `b` the steps of the panel.
-pub(crate) type Loop =
-    unsafe fn(panels: PanelKind, reads: Reads, a: *const u8, b: *const u8, steps: usize, sums: *mut f32, carry: bool);
+/// The machine has the level; the tile and the panel hold the steps, and `sums` has the rows of the tile.
+pub(crate) type Loop = unsafe fn(Block);
 
 impl Tiles {
     /// Tiles from the lowest to the highest. In a constant, tiles that do not fit do not compile.
@@ -248,17 +265,9 @@ pub(super) use tiles;
 macro_rules! loops {
     ($($(#[$of:meta])* $name:ident $(<$($size:ident),+>)? => $inlined:expr;)+) => {$(
         $(#[$of])*
-        unsafe fn $name $(<$(const $size: usize),+>)? (
-            panels: crate::packed::PanelKind,
-            reads: crate::gemm::cpu::tile::Reads,
-            a: *const u8,
-            b: *const u8,
-            steps: usize,
-            sums: *mut f32,
-            carry: bool,
-        ) {
+        unsafe fn $name $(<$(const $size: usize),+>)? (block: crate::gemm::cpu::tile::Block) {
             // SAFETY: passed on.
-            unsafe { $inlined(panels, reads, a, b, steps, sums, carry) }
+            unsafe { $inlined(block) }
         }
     )+};
 }

@@ -14,8 +14,7 @@ use sinew_tensor::BlockFormat;
 use super::groups::{self, Group, Products, Steps, unrolled};
 use super::integers::{Header, Int16};
 use super::pack;
-use super::tile::{Packing, Reads};
-use crate::packed::PanelKind;
+use super::tile::{Block, Packing};
 use crate::packed::blocks::{self, LINE};
 use crate::simd::{LANES, Simd};
 pub(super) use dots::Dots;
@@ -40,25 +39,19 @@ pub(super) unsafe fn multiply<
     const H: usize,
     const V: usize,
 >(
-    panels: PanelKind,
-    reads: Reads,
-    a: *const u8,
-    b: *const u8,
-    steps: usize,
-    sums: *mut f32,
-    carry: bool,
+    block: Block,
 ) {
-    let format = panels.admitted_blocks();
+    let format = block.panels.admitted_blocks();
     // SAFETY: passed on; the number of quads is that of the format.
     unsafe {
         match blocks::quads(format.values()).len() {
             1 => {
                 let quads = Quads::<D, 1, BYTES>::of(format);
-                groups::multiply::<_, R, PARTS, H, V>(quads, format, reads, a, b, steps, sums, carry);
+                groups::multiply::<_, R, PARTS, H, V>(quads, format, block);
             }
             _ => {
                 let quads = Quads::<D, 2, BYTES>::of(format);
-                groups::multiply::<_, R, PARTS, H, V>(quads, format, reads, a, b, steps, sums, carry);
+                groups::multiply::<_, R, PARTS, H, V>(quads, format, block);
             }
         }
     }
@@ -323,7 +316,7 @@ mod tests {
     use crate::gemm::cpu::groups::multiply;
     use crate::gemm::cpu::groups::tests::{numbers, panel};
     use crate::gemm::cpu::tile::Reads;
-    use crate::packed::PANEL;
+    use crate::packed::{PANEL, PanelKind};
 
     /// Sums of eight rows and of two and a half groups of a panel with zero points, `V` vectors at a time.
     fn sums<const N: usize, const BYTES: usize, const V: usize>(format: BlockFormat) -> Vec<u32> {
@@ -353,8 +346,10 @@ mod tests {
         let mut sums: Vec<f32> = (0..ROWS * PANEL).map(|_| next() as f32).collect();
         let (to, a) = (sums.as_mut_ptr(), a.as_ptr().cast());
         let quads = Quads::<Plain, N, BYTES>::of(format);
+        let (panels, b) = (PanelKind::Blocks(format), panel.as_ptr());
+        let block = Block { panels, reads: Reads::Again, a, b, steps: k / 4, sums: to, carry: true };
         // SAFETY: rows and panel hold the steps.
-        unsafe { multiply::<_, ROWS, 1, 2, V>(quads, format, Reads::Again, a, panel.as_ptr(), k / 4, to, true) };
+        unsafe { multiply::<_, ROWS, 1, 2, V>(quads, format, block) };
         sums.into_iter().map(f32::to_bits).collect()
     }
 
