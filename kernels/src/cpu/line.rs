@@ -85,9 +85,12 @@ impl Line {
         }
     }
 
-    /// Sixteen elements one by one, the first `n` of the line or those that an order names.
+    /// Sixteen elements one by one, the first `n` of the line or those that an order names; of any type, codes too.
+    ///
+    /// # Safety
+    /// As for [`Line::load`]; an order has `n` numbers.
     #[inline(always)]
-    unsafe fn gather<S: Simd>(self, order: Option<*const u32>, n: usize) -> S::F {
+    pub(crate) unsafe fn gather<S: Simd>(self, order: Option<*const u32>, n: usize) -> S::F {
         debug_assert!(n <= LANES);
         let mut values = [0.0; LANES];
         // SAFETY: passed on; the array holds sixteen.
@@ -176,13 +179,12 @@ impl Line {
         scratch
     }
 
-    /// Widens its first `len` elements to `out`.
+    /// Widens its first `len` elements to `out`, codes too.
     ///
     /// # Safety
     /// Those of [`Simd`]; the line has `len` elements of its type; `out` has room for them.
     #[inline(always)]
     pub(crate) unsafe fn widen<S: Simd>(self, len: usize, out: *mut f32) {
-        debug_assert!(DType::COMPUTE.contains(&self.dtype));
         // SAFETY: passed on.
         unsafe { S::part(Widen { line: self, order: None, len, out }) }
     }

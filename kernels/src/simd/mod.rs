@@ -176,7 +176,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
 /// inlined everywhere is compiled as often as it is used.
 ///
 /// It is worth a call where it takes tens of instructions at least: a block of values, or sixteen that are gathered.
-pub trait Part: Copy {
+pub trait Part: Sized {
     /// What it gives.
     type Out;
 

@@ -206,7 +206,7 @@ unsafe impl ExactInBf16 for F8E4M3 {
 /// Packs a tile of keys; absent rows and what is behind a row's end are zeros.
 ///
 /// # Safety
-/// Those of [`Products`].
+/// The caller has AVX512-BF16; the rows are readable, and `dst` is writable for the tile.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_keys(rows: &TileRows<'_>, dst: *mut u16, depth: usize) {
@@ -288,7 +288,7 @@ unsafe fn ragged(rows: &TileRows<'_>, row: usize, at: usize) -> __m512i {
 /// Packs a tile of values; absent rows and what is behind a row's end are zeros. Returns whether all are finite.
 ///
 /// # Safety
-/// Those of [`Products`].
+/// The caller has AVX512-BF16; the rows are readable, and `dst` is writable for the tile.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_values(rows: &TileRows<'_>, dst: *mut u16, width: usize) -> bool {

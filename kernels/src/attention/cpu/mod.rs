@@ -1,49 +1,5 @@
 //! Attention on the CPU: kernels, their costs, and how a call runs.
 
-/// Defines a function that is compiled once for each SIMD level, out of line, from one that is generic in it. Dtypes and
-/// options are matched inside, and each call would hold a copy.
-macro_rules! by_level {
-    (
-        $(#[$doc:meta])*
-        $visibility:vis fn $name:ident = $at:ident($($argument:ident: $type:ty),*) -> $result:ty
-    ) => {
-        $(#[$doc])*
-        #[inline(always)]
-        $visibility unsafe fn $name<S: Simd>($($argument: $type),*) -> $result {
-            #[inline(never)]
-            unsafe fn portable($($argument: $type),*) -> $result {
-                // SAFETY: passed on from the caller.
-                unsafe { $at::<crate::simd::Portable>($($argument),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[inline(never)]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn avx2($($argument: $type),*) -> $result {
-                // SAFETY: passed on from the caller.
-                unsafe { $at::<crate::simd::Avx2>($($argument),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[inline(never)]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-            unsafe fn avx512($($argument: $type),*) -> $result {
-                // SAFETY: passed on from the caller.
-                unsafe { $at::<crate::simd::Avx512>($($argument),*) }
-            }
-            use sinew_memory::SimdLevel;
-            // SAFETY: passed on.
-            unsafe {
-                match S::LEVEL {
-                    #[cfg(target_arch = "x86_64")]
-                    SimdLevel::Avx512 | SimdLevel::Avx512Vnni | SimdLevel::Avx512Bf16 => avx512($($argument),*),
-                    #[cfg(target_arch = "x86_64")]
-                    SimdLevel::Avx2 => avx2($($argument),*),
-                    _ => portable($($argument),*),
-                }
-            }
-        }
-    };
-}
-
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod plan;

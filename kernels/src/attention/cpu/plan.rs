@@ -25,7 +25,7 @@ impl Strided {
     /// The operand of a view of at most four dimensions; missing ones have stride 0.
     ///
     /// # Errors
-    /// Memory that the host cannot reach.
+    /// Fails for memory that the host cannot read.
     pub fn new(view: &View<'_>) -> Result<Self> {
         debug_assert!(view.shape().len() <= 4);
         let mut strides = [0; 4];
@@ -37,13 +37,13 @@ impl Strided {
     /// scales, f32, begin where there would be one slot more.
     ///
     /// # Errors
-    /// Memory that the host cannot reach.
+    /// Fails for memory that the host cannot read.
     pub fn codes(view: &View<'_>, head_dim: usize, dtype: DType) -> Result<Self> {
         let [block, head, ..] = Self::new(view)?.strides;
         Ok(Self { base: view.host_ptr()?, strides: [block, head, head_dim, 1], dtype })
     }
 
-    /// The same operand with a leading dimension of stride 0.
+    /// Adds a leading dimension of stride 0.
     pub fn broadcast(self) -> Self {
         let [a, b, c, _] = self.strides;
         Self { strides: [0, a, b, c], ..self }
@@ -124,7 +124,7 @@ impl Sequence {
 
     /// The first query that sees a tile as codes, where there are any; the number of queries if none does.
     pub fn first_query_of_old(&self, old: OldKv, tile: usize) -> usize {
-        // Where its position + 1 - recent is the tile's end.
+        // The first query with `position + 1 - recent` at the tile's end.
         let behind = (tile + TILE - 1 + self.query_len).saturating_add(old.recent);
         behind.saturating_sub(self.kv_len).min(self.query_len)
     }
@@ -382,7 +382,7 @@ impl BlockTable {
     /// The keys from `key` on, up to `to`, that lie in its block.
     ///
     /// # Safety
-    /// As for [`BlockTable::block`], for the block of the key.
+    /// [`read`] found the block of the key in the table.
     pub unsafe fn run(&self, sequence: usize, key: usize, to: usize) -> BlockRun {
         let (block, slot) = (key / self.block_size, key % self.block_size);
         // SAFETY: passed on.
@@ -572,7 +572,7 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// Whether all scales of values are finite.
+    /// Returns true if all scales of values are finite.
     pub fn has_finite_values(&self) -> bool {
         self.values.iter().all(|x| x.is_finite())
     }
@@ -582,7 +582,7 @@ impl KvOperands {
     /// The operands `k` and `v` of `dtype`.
     ///
     /// # Errors
-    /// Memory that the host cannot reach.
+    /// Fails for memory that the host cannot read.
     pub fn new([k, v]: [&View<'_>; 2], table: Option<BlockTable>, head_dim: usize, dtype: DType) -> Result<Self> {
         let scaled = PagedLayout::has_scales(dtype);
         let operand = |view: &View<'_>| match scaled {
@@ -657,7 +657,7 @@ impl KvOperands {
     /// Reads the scales of the part's keys and values. Keys outside the part get zeros, like their weights.
     ///
     /// # Safety
-    /// As for [`KvOperands::locate`].
+    /// The part is one of these operands and of the unit, whose sequence was read by [`read`].
     pub unsafe fn scales(&self, unit: &Unit, part: &TilePart<'_>) -> Option<Scales> {
         let table = self.table.filter(|_| self.scaled)?;
         let mut scales = Scales { keys: [0.0; TILE], values: [0.0; TILE] };
@@ -848,7 +848,7 @@ pub(super) struct TileParts<'u> {
     keys: (usize, usize),
     /// The tile of the next part.
     tile: usize,
-    /// Whether the next part holds codes.
+    /// True if the next part holds codes.
     old_next: bool,
 }
 

@@ -11,7 +11,7 @@ use sinew_tensor::DType;
 use super::plan::{Located, Packing, TileRows};
 use crate::attention::TILE;
 use crate::cpu::line::Line;
-use crate::simd::{self, LANES, Portable, Reach, Simd, Stored};
+use crate::simd::{self, LANES, Part, Portable, Reach, Simd, Stored};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 
@@ -80,13 +80,13 @@ pub(super) struct TileProduct<'a, E> {
     pub c: *mut f32,
     pub ldc: usize,
     pub vectors: usize,
-    /// What `c` is multiplied by to start the chain, for each row; null to start from 0.
+    /// A factor for each row of `c`, with which the sums start; null to start from 0.
     pub scale: *const f32,
-    /// What is prefetched meanwhile.
+    /// The rows to prefetch meanwhile.
     pub ahead: &'a Ahead<'a>,
 }
 
-/// How many of `left` rows are multiplied next, at most `most`. The last two parts are alike.
+/// Returns how many of `left` rows are multiplied next, at most `most`. The last two parts are alike.
 #[inline(always)]
 fn next_rows(left: usize, most: usize) -> usize {
     match if left > most && left < 2 * most { left.div_ceil(2) } else { left.min(most) } {
@@ -101,7 +101,7 @@ impl<E: Copy> TileProduct<'_, E> {
     /// Computes it by blocks of up to two rows and one vector.
     ///
     /// # Safety
-    /// Those of [`Products`]; `a` is readable, `b` readable and `c` readable and writable in whole vectors.
+    /// The caller has the instructions of `P`; `a` and `b` are readable, and `c` is writable, in whole vectors.
     #[inline(always)]
     unsafe fn two_rows<P: Products<E = E>>(&self) {
         let mut row = 0;
@@ -120,7 +120,7 @@ impl<E: Copy> TileProduct<'_, E> {
     /// Computes it by blocks of up to six rows and one vector.
     ///
     /// # Safety
-    /// As for [`TileProduct::two_rows`].
+    /// The caller has the instructions of `P`; `a` and `b` are readable, and `c` is writable, in whole vectors.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn six_rows<P: Products<E = E>>(&self) {
@@ -140,7 +140,7 @@ impl<E: Copy> TileProduct<'_, E> {
     /// Computes it by blocks of up to six rows and four vectors.
     ///
     /// # Safety
-    /// As for [`TileProduct::two_rows`].
+    /// The caller has the instructions of `P`; `a` and `b` are readable, and `c` is writable, in whole vectors.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub unsafe fn six_rows_of_four<P: Products<E = E>>(&self) {
@@ -308,8 +308,8 @@ unsafe impl<S: Simd> Products for Float<S> {
     unsafe fn pack_query(line: Line, n: usize, dst: *mut f32, depth: usize, round: bool) {
         // SAFETY: see the impl.
         unsafe {
-            // In whole vectors up to `depth`, which is the next multiple of 16.
-            widen::<S>(line, n, dst);
+            line.widen::<S>(n, dst);
+            dst.add(n).write_bytes(0, depth - n);
             for at in (0..if round { depth } else { 0 }).step_by(LANES) {
                 S::store(dst.add(at), bf16::rounded::<S>(S::load(dst.add(at))));
             }
@@ -319,13 +319,13 @@ unsafe impl<S: Simd> Products for Float<S> {
     #[inline(always)]
     unsafe fn pack_keys(rows: &TileRows<'_>, dst: *mut f32, depth: usize) {
         // SAFETY: see the impl.
-        unsafe { pack_keys::<S>(rows, dst, depth) }
+        unsafe { S::part(PackKeys { rows, dst, depth }) }
     }
 
     #[inline(always)]
     unsafe fn pack_values(rows: &TileRows<'_>, dst: *mut f32, width: usize) -> bool {
         // SAFETY: see the impl.
-        unsafe { pack_values::<S>(rows, dst, width) }
+        unsafe { S::part(PackValues { rows, dst, width }) }
     }
 
     #[inline(always)]
@@ -373,97 +373,82 @@ unsafe fn multiply_avx512(product: &TileProduct<'_, f32>) {
     unsafe { product.six_rows_of_four::<Float<Avx512>>() }
 }
 
-by_level! {
-    /// Widens the first `n` elements of a line, one at least, in whole vectors: zeros behind them.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the line has the elements, and `to` is writable for the vectors.
-    pub(super) fn widen = widen_at(line: Line, n: usize, to: *mut f32) -> ()
+/// Widens elements `at..at + 16` of sixteen rows; zeros where there are none.
+///
+/// The rows are readable and go on behind `at`, and `to` is writable for sixteen vectors.
+struct WidenRagged<'a> {
+    rows: &'a TileRows<'a>,
+    first: usize,
+    at: usize,
+    to: *mut f32,
 }
 
-#[inline(always)]
-unsafe fn widen_at<S: Simd>(line: Line, n: usize, to: *mut f32) {
-    let mut at = 0;
-    while at < n {
-        let (part, left) = (line.skip(at), (n - at).min(LANES));
-        // SAFETY: passed on.
-        unsafe {
-            let part = match line.dtype {
-                DType::F16 => part.load_as::<S, f16>(left),
-                DType::BF16 => part.load_as::<S, bf16>(left),
-                DType::I8 => part.load_as::<S, i8>(left),
-                DType::F8E4M3 => part.load_as::<S, F8E4M3>(left),
-                _ => part.load_as::<S, f32>(left),
-            };
-            S::store(to.add(at), part);
-        }
-        at += LANES;
-    }
-}
+impl Part for WidenRagged<'_> {
+    type Out = ();
 
-by_level! {
-    /// Widens elements `at..at + 16` of sixteen rows; zeros where there are none.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the rows are readable and go on behind `at`, and `to` is writable for sixteen vectors.
-    fn widen_ragged = widen_ragged_at(rows: &TileRows<'_>, first: usize, at: usize, to: *mut f32) -> ()
-}
-
-#[inline(always)]
-unsafe fn widen_ragged_at<S: Simd>(rows: &TileRows<'_>, first: usize, at: usize, to: *mut f32) {
-    for i in 0..LANES {
-        // SAFETY: passed on; so many elements are of the row.
-        unsafe {
-            let to = to.add(i * LANES);
-            match rows.get(first + i) {
-                Some(line) => widen::<S>(line.skip(at), rows.left(at).min(LANES), to),
-                None => S::store(to, S::splat(0.0)),
-            }
-        }
-    }
-}
-
-by_level! {
-    /// Packs a tile of keys as `[depth, TILE]`; absent rows and what is behind a row's end are zeros.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the rows are readable, and `dst` is writable for the tile.
-    fn pack_keys = pack_keys_at(rows: &TileRows<'_>, dst: *mut f32, depth: usize) -> ()
-}
-
-#[inline(always)]
-unsafe fn pack_keys_at<S: Simd>(rows: &TileRows<'_>, dst: *mut f32, depth: usize) {
-    let mut ragged = [0.0f32; LANES * LANES];
-    let mut key = 0;
-    while key < TILE {
-        let whole = rows.whole(key, LANES, LANES);
-        let ptrs = rows.ptrs[key..].as_ptr();
-        let mut d = 0;
-        while d < depth {
-            // SAFETY: the block lies inside the tile, and parts of rows end with them.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { rows, first, at, to } = self;
+        for i in 0..LANES {
+            // SAFETY: passed on; so many elements are of the row.
             unsafe {
-                let mut block = [S::splat(0.0); LANES];
-                if d < whole {
-                    match rows.dtype {
-                        DType::F16 => load_block::<S, f16>(ptrs, d, &mut block),
-                        DType::BF16 => load_block::<S, bf16>(ptrs, d, &mut block),
-                        DType::I8 => load_block::<S, i8>(ptrs, d, &mut block),
-                        DType::F8E4M3 => load_block::<S, F8E4M3>(ptrs, d, &mut block),
-                        _ => load_block::<S, f32>(ptrs, d, &mut block),
-                    }
-                } else {
-                    widen_ragged::<S>(rows, key, d, ragged.as_mut_ptr());
-                    let mut i = 0;
-                    while i < LANES {
-                        block[i] = S::load(ragged.as_ptr().add(i * LANES));
-                        i += 1;
-                    }
+                let to = to.add(i * LANES);
+                match rows.get(first + i) {
+                    Some(line) => S::store(to, line.skip(at).gather::<S>(None, rows.left(at).min(LANES))),
+                    None => S::store(to, S::splat(0.0)),
                 }
-                store_turned::<S>(block, dst.add(d * TILE + key));
             }
-            d += LANES;
         }
-        key += LANES;
+    }
+}
+
+/// Packs a tile of keys as `[depth, TILE]`; absent rows and what is behind a row's end are zeros.
+///
+/// The rows are readable, and `dst` is writable for the tile.
+struct PackKeys<'a> {
+    rows: &'a TileRows<'a>,
+    dst: *mut f32,
+    depth: usize,
+}
+
+impl Part for PackKeys<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { rows, dst, depth } = self;
+        let mut ragged = [0.0f32; LANES * LANES];
+        let mut key = 0;
+        while key < TILE {
+            let whole = rows.whole(key, LANES, LANES);
+            let ptrs = rows.ptrs[key..].as_ptr();
+            let mut d = 0;
+            while d < depth {
+                // SAFETY: the block lies inside the tile, and parts of rows end with them.
+                unsafe {
+                    let mut block = [S::splat(0.0); LANES];
+                    if d < whole {
+                        match rows.dtype {
+                            DType::F16 => load_block::<S, f16>(ptrs, d, &mut block),
+                            DType::BF16 => load_block::<S, bf16>(ptrs, d, &mut block),
+                            DType::I8 => load_block::<S, i8>(ptrs, d, &mut block),
+                            DType::F8E4M3 => load_block::<S, F8E4M3>(ptrs, d, &mut block),
+                            _ => load_block::<S, f32>(ptrs, d, &mut block),
+                        }
+                    } else {
+                        S::part(WidenRagged { rows, first: key, at: d, to: ragged.as_mut_ptr() });
+                        let mut i = 0;
+                        while i < LANES {
+                            block[i] = S::load(ragged.as_ptr().add(i * LANES));
+                            i += 1;
+                        }
+                    }
+                    store_turned::<S>(block, dst.add(d * TILE + key));
+                }
+                d += LANES;
+            }
+            key += LANES;
+        }
     }
 }
 
@@ -501,51 +486,58 @@ unsafe fn load_block<S: Simd, T: Stored>(ptrs: *const *const u8, d: usize, block
     }
 }
 
-by_level! {
-    /// Packs a tile of values as `[TILE, width]`; absent rows and what is behind a row's end are zeros. Returns whether
-    /// all are finite.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the rows are readable, and `dst` is writable for the tile.
-    fn pack_values = pack_values_at(rows: &TileRows<'_>, dst: *mut f32, width: usize) -> bool
+/// Packs a tile of values as `[TILE, width]`; absent rows and what is behind a row's end are zeros. Returns whether
+/// all are finite.
+///
+/// The rows are readable, and `dst` is writable for the tile.
+struct PackValues<'a> {
+    rows: &'a TileRows<'a>,
+    dst: *mut f32,
+    width: usize,
 }
 
-#[inline(always)]
-unsafe fn pack_values_at<S: Simd>(rows: &TileRows<'_>, dst: *mut f32, width: usize) -> bool {
-    let whole = if rows.step == 1 { rows.n / LANES * LANES } else { 0 };
-    // SAFETY: rows and parts are inside the tile, and elements below `whole` follow one another in their row.
-    unsafe {
-        // A product with 0 is NaN for NaN and infinities, and 0 for all else. Four sums, so that rows do not wait for one
-        // another.
-        let mut probes = [S::splat(0.0); 4];
-        let mut row = 0;
-        while row < TILE {
-            let to = dst.add(row * width);
-            if let Some(line) = rows.get(row) {
-                let from = line.ptr();
-                let mut probe = match rows.dtype {
-                    DType::F16 => widen_row::<S, f16>(from, whole, to, probes[0]),
-                    DType::BF16 => widen_row::<S, bf16>(from, whole, to, probes[0]),
-                    DType::I8 => widen_row::<S, i8>(from, whole, to, probes[0]),
-                    DType::F8E4M3 => widen_row::<S, F8E4M3>(from, whole, to, probes[0]),
-                    _ => widen_row::<S, f32>(from, whole, to, probes[0]),
-                };
-                if whole < rows.n {
-                    widen::<S>(line.skip(whole), rows.left(whole), to.add(whole));
+impl Part for PackValues<'_> {
+    type Out = bool;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> bool {
+        let Self { rows, dst, width } = self;
+        let whole = if rows.step == 1 { rows.n / LANES * LANES } else { 0 };
+        // SAFETY: rows and parts are inside the tile, and elements below `whole` follow one another in their row.
+        unsafe {
+            // A product with 0 is NaN for NaN and infinities, and 0 for all else. Four sums, so that rows do not wait for one
+            // another.
+            let mut probes = [S::splat(0.0); 4];
+            let mut row = 0;
+            while row < TILE {
+                let to = dst.add(row * width);
+                if let Some(line) = rows.get(row) {
+                    let from = line.ptr();
+                    let mut probe = match rows.dtype {
+                        DType::F16 => widen_row::<S, f16>(from, whole, to, probes[0]),
+                        DType::BF16 => widen_row::<S, bf16>(from, whole, to, probes[0]),
+                        DType::I8 => widen_row::<S, i8>(from, whole, to, probes[0]),
+                        DType::F8E4M3 => widen_row::<S, F8E4M3>(from, whole, to, probes[0]),
+                        _ => widen_row::<S, f32>(from, whole, to, probes[0]),
+                    };
+                    if whole < rows.n {
+                        line.skip(whole).widen::<S>(rows.left(whole), to.add(whole));
+                        to.add(rows.n).write_bytes(0, width - rows.n);
+                    }
+                    let mut at = whole;
+                    while at < width {
+                        probe = S::fma(S::load(to.add(at)), S::splat(0.0), probe);
+                        at += LANES;
+                    }
+                    probes = [probes[1], probes[2], probes[3], probe];
+                } else {
+                    to.write_bytes(0, width);
                 }
-                let mut at = whole;
-                while at < width {
-                    probe = S::fma(S::load(to.add(at)), S::splat(0.0), probe);
-                    at += LANES;
-                }
-                probes = [probes[1], probes[2], probes[3], probe];
-            } else {
-                to.write_bytes(0, width);
+                row += 1;
             }
-            row += 1;
+            let [a, b, c, d] = probes;
+            !S::reduce_add(S::add(S::add(a, b), S::add(c, d))).is_nan()
         }
-        let [a, b, c, d] = probes;
-        !S::reduce_add(S::add(S::add(a, b), S::add(c, d))).is_nan()
     }
 }
 

@@ -1,10 +1,10 @@
 //! A task: a unit of query rows over its keys, tile by tile.
 
 use super::plan::{AttentionCall, Located, Scales, Scratch, SoftmaxState, Strided, TaskKind, Unit};
-use super::products::{Ahead, Float, Products, TileProduct, widen};
+use super::products::{Ahead, Float, Products, TileProduct};
 use crate::attention::{Compute, GROUP, MaskKind, TILE};
 use crate::simd::math::{exp, exp2_nonpositive, tanh};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Part, Simd};
 
 /// What is known of a tile beside its packed keys and values.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ struct Tile<'a> {
     finite: bool,
     /// Scales of keys and values that are codes.
     scales: Option<&'a Scales>,
-    /// What is prefetched meanwhile.
+    /// The rows to prefetch meanwhile.
     ahead: &'a Ahead<'a>,
 }
 
@@ -86,9 +86,9 @@ pub(super) unsafe fn run_task<P: Products>(call: &AttentionCall<'_>, task: usize
             if call.kind == TaskKind::Group {
                 return call.put_partials(&unit, &scratch.group, group);
             }
-            merge_rows::<P::S>(call, &unit, &scratch, group);
+            P::S::part(MergeRows { call, unit: &unit, scratch: &scratch, group });
         }
-        finish_rows::<P::S>(call, &unit, &scratch.total);
+        P::S::part(FinishRows { call, unit: &unit, total: &scratch.total });
     }
 }
 
@@ -181,7 +181,7 @@ unsafe fn run_block<P: Products>(
             ahead: tile.ahead,
         });
         let scores = Scores { tile: tile.start, whole, at: scratch.scores, vectors };
-        finish_scores::<P::S>(call, unit, block, scores, tile.scales, &mut max);
+        P::S::part(FinishScores { call, unit, block, scores, scales: tile.scales, max: &mut max });
         let factor = call.powers_per_score();
         let state = scratch.group.max.add(row);
         let (before, now) = (P::S::load_n(state, rows), P::S::load(max.as_ptr()));
@@ -297,84 +297,83 @@ impl AttentionCall<'_> {
     }
 }
 
-by_level! {
-    /// Makes products scores: multiplies them by the keys' scales, scales, softens and masks them. Writes the largest score
-    /// of each row (NaNs aside) to `max`.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; `scores` are those of the block's rows.
-    fn finish_scores = finish_scores_at(
-        call: &AttentionCall<'_>, unit: &Unit, block: Block, scores: Scores, scales: Option<&Scales>,
-        max: &mut [f32; LANES]
-    ) -> ()
-}
-
-#[inline(always)]
-unsafe fn finish_scores_at<S: Simd>(
-    call: &AttentionCall<'_>,
-    unit: &Unit,
+/// Makes products scores: multiplies them by the keys' scales, scales, softens and masks them. Writes the largest score
+/// of each row (NaNs aside) to `max`.
+///
+/// `scores` are those of the block's rows.
+struct FinishScores<'a> {
+    call: &'a AttentionCall<'a>,
+    unit: &'a Unit,
     block: Block,
     scores: Scores,
-    scales: Option<&Scales>,
-    max: &mut [f32; LANES],
-) {
-    let Scores { tile, whole, vectors, .. } = scores;
-    let raw = call.raw_scores();
-    let plain = whole && raw && call.fixed.mask.is_none();
-    // SAFETY: `scores` has the block's rows of `vectors` vectors.
-    unsafe {
-        let hidden = S::splat(f32::NEG_INFINITY);
-        let lanes = S::load(NUMBERS.as_ptr());
-        for (r, max) in max.iter_mut().enumerate().take(block.rows) {
-            let row_scores = scores.at.add(r * TILE);
-            if let Some(scales) = scales {
-                for at in (0..vectors * LANES).step_by(LANES) {
-                    let to = row_scores.add(at);
-                    S::store(to, S::mul(S::load(to), S::load(scales.keys.as_ptr().add(at))));
+    scales: Option<&'a Scales>,
+    max: &'a mut [f32; LANES],
+}
+
+impl Part for FinishScores<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { call, unit, block, scores, scales, max } = self;
+        let Scores { tile, whole, vectors, .. } = scores;
+        let raw = call.raw_scores();
+        let plain = whole && raw && call.fixed.mask.is_none();
+        // SAFETY: `scores` has the block's rows of `vectors` vectors.
+        unsafe {
+            let hidden = S::splat(f32::NEG_INFINITY);
+            let lanes = S::load(NUMBERS.as_ptr());
+            for (r, max) in max.iter_mut().enumerate().take(block.rows) {
+                let row_scores = scores.at.add(r * TILE);
+                if let Some(scales) = scales {
+                    for at in (0..vectors * LANES).step_by(LANES) {
+                        let to = row_scores.add(at);
+                        S::store(to, S::mul(S::load(to), S::load(scales.keys.as_ptr().add(at))));
+                    }
                 }
-            }
-            let mut highest = hidden;
-            if plain {
-                for at in (0..TILE).step_by(LANES) {
-                    highest = S::max(S::load(row_scores.add(at)), highest);
+                let mut highest = hidden;
+                if plain {
+                    for at in (0..TILE).step_by(LANES) {
+                        highest = S::max(S::load(row_scores.add(at)), highest);
+                    }
+                    *max = S::reduce_max(highest);
+                    continue;
+                }
+                let (from, to) = if whole { (0, tile + TILE) } else { call.keys_of_row(unit, block.first + r) };
+                let mut mask = [0.0f32; TILE];
+                if let Some(operand) = &call.mask {
+                    let n = to.saturating_sub(tile).min(TILE);
+                    read_mask::<S>(call, operand, unit, block.first + r, tile, n, &mut mask);
+                }
+                for at in (0..vectors * LANES).step_by(LANES) {
+                    let mut s = S::load(row_scores.add(at));
+                    if !raw {
+                        s = S::mul(s, S::splat(call.fixed.scale.get()));
+                    }
+                    if let Some(cap) = call.fixed.softcap {
+                        let cap = S::splat(cap.get());
+                        s = S::mul(cap, tanh::<S>(S::div(s, cap)));
+                    }
+                    match call.fixed.mask {
+                        // A sum, so that NaN scores stay as they do in PyTorch.
+                        Some(MaskKind::Additive(_)) => s = S::add(s, S::load(mask.as_ptr().add(at))),
+                        Some(MaskKind::Boolean) => {
+                            let allowed = S::load(mask.as_ptr().add(at));
+                            s = S::select_lt(allowed, S::splat(0.5), hidden, s);
+                        }
+                        None => {}
+                    }
+                    if !whole {
+                        // Distances of one vector's worth are exact in f32, and of larger ones only the sign counts.
+                        let here = (tile + at) as isize;
+                        s = S::select_lt(lanes, S::splat((to as isize - here) as f32), s, hidden);
+                        s = S::select_lt(lanes, S::splat((from as isize - here) as f32), hidden, s);
+                    }
+                    S::store(row_scores.add(at), s);
+                    highest = S::max(s, highest);
                 }
                 *max = S::reduce_max(highest);
-                continue;
             }
-            let (from, to) = if whole { (0, tile + TILE) } else { call.keys_of_row(unit, block.first + r) };
-            let mut mask = [0.0f32; TILE];
-            if let Some(operand) = &call.mask {
-                let n = to.saturating_sub(tile).min(TILE);
-                read_mask::<S>(call, operand, unit, block.first + r, tile, n, &mut mask);
-            }
-            for at in (0..vectors * LANES).step_by(LANES) {
-                let mut s = S::load(row_scores.add(at));
-                if !raw {
-                    s = S::mul(s, S::splat(call.fixed.scale.get()));
-                }
-                if let Some(cap) = call.fixed.softcap {
-                    let cap = S::splat(cap.get());
-                    s = S::mul(cap, tanh::<S>(S::div(s, cap)));
-                }
-                match call.fixed.mask {
-                    // A sum, so that NaN scores stay as they do in PyTorch.
-                    Some(MaskKind::Additive(_)) => s = S::add(s, S::load(mask.as_ptr().add(at))),
-                    Some(MaskKind::Boolean) => {
-                        let allowed = S::load(mask.as_ptr().add(at));
-                        s = S::select_lt(allowed, S::splat(0.5), hidden, s);
-                    }
-                    None => {}
-                }
-                if !whole {
-                    // Distances of one vector's worth are exact in f32, and of larger ones only the sign counts.
-                    let here = (tile + at) as isize;
-                    s = S::select_lt(lanes, S::splat((to as isize - here) as f32), s, hidden);
-                    s = S::select_lt(lanes, S::splat((from as isize - here) as f32), hidden, s);
-                }
-                S::store(row_scores.add(at), s);
-                highest = S::max(s, highest);
-            }
-            *max = S::reduce_max(highest);
         }
     }
 }
@@ -405,76 +404,89 @@ unsafe fn read_mask<S: Simd>(
                 *to = if line.skip(j).ptr().read() != 0 { 1.0 } else { 0.0 };
             }
         } else {
-            widen::<S>(line, n, to.as_mut_ptr());
+            line.widen::<S>(n, to.as_mut_ptr());
         }
     }
 }
 
-by_level! {
-    /// Merges a group behind the total of a unit's rows: the group's state, or its partial results where a unit was divided.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; the group was computed.
-    fn merge_rows = merge_rows_at(call: &AttentionCall<'_>, unit: &Unit, scratch: &Scratch, group: usize) -> ()
+/// Merges a group behind the total of a unit's rows: the group's state, or its partial results where a unit was divided.
+///
+/// The group was computed.
+struct MergeRows<'a> {
+    call: &'a AttentionCall<'a>,
+    unit: &'a Unit,
+    scratch: &'a Scratch,
+    group: usize,
 }
 
-#[inline(always)]
-unsafe fn merge_rows_at<S: Simd>(call: &AttentionCall<'_>, unit: &Unit, scratch: &Scratch, group: usize) {
-    let width = call.plan.width;
-    for r in 0..unit.rows {
-        // SAFETY: both states have these rows.
-        unsafe {
-            let to = scratch.total.row(r, width);
-            let from = match call.kind {
-                TaskKind::Merge => call.partial(unit, r, group),
-                _ => scratch.group.row(r, width),
-            };
-            let (before, new) = (*to.max, *from.max);
-            let now = if new > before { new } else { before };
-            let finite = if now == f32::NEG_INFINITY { 0.0 } else { now };
-            let mut scale = [0.0f32; LANES];
-            scale[0] = before - finite;
-            scale[1] = new - finite;
-            let powers = S::mul(S::load(scale.as_ptr()), S::splat(call.powers_per_score()));
-            S::store(scale.as_mut_ptr(), exp2_nonpositive::<S>(powers));
-            *to.max = now;
-            let (old, new) = (S::splat(scale[0]), S::splat(scale[1]));
-            S::store(to.sum, S::fma(S::load(from.sum), new, S::mul(S::load(to.sum), old)));
-            for at in (0..width).step_by(LANES) {
-                let (to, from) = (to.acc.add(at), from.acc.add(at));
-                S::store(to, S::fma(S::load(from), new, S::mul(S::load(to), old)));
+impl Part for MergeRows<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { call, unit, scratch, group } = self;
+        let width = call.plan.width;
+        for r in 0..unit.rows {
+            // SAFETY: both states have these rows.
+            unsafe {
+                let to = scratch.total.row(r, width);
+                let from = match call.kind {
+                    TaskKind::Merge => call.partial(unit, r, group),
+                    _ => scratch.group.row(r, width),
+                };
+                let (before, new) = (*to.max, *from.max);
+                let now = if new > before { new } else { before };
+                let finite = if now == f32::NEG_INFINITY { 0.0 } else { now };
+                let mut scale = [0.0f32; LANES];
+                scale[0] = before - finite;
+                scale[1] = new - finite;
+                let powers = S::mul(S::load(scale.as_ptr()), S::splat(call.powers_per_score()));
+                S::store(scale.as_mut_ptr(), exp2_nonpositive::<S>(powers));
+                *to.max = now;
+                let (old, new) = (S::splat(scale[0]), S::splat(scale[1]));
+                S::store(to.sum, S::fma(S::load(from.sum), new, S::mul(S::load(to.sum), old)));
+                for at in (0..width).step_by(LANES) {
+                    let (to, from) = (to.acc.add(at), from.acc.add(at));
+                    S::store(to, S::fma(S::load(from), new, S::mul(S::load(to), old)));
+                }
             }
         }
     }
 }
 
-by_level! {
-    /// Divides by the sums and writes the unit's rows.
-    ///
-    /// # Safety
-    /// Those of [`Simd`]; all groups were merged into the total.
-    fn finish_rows = finish_rows_at(call: &AttentionCall<'_>, unit: &Unit, total: &SoftmaxState) -> ()
+/// Divides by the sums and writes the unit's rows.
+///
+/// All groups were merged into the total.
+struct FinishRows<'a> {
+    call: &'a AttentionCall<'a>,
+    unit: &'a Unit,
+    total: &'a SoftmaxState,
 }
 
-#[inline(always)]
-unsafe fn finish_rows_at<S: Simd>(call: &AttentionCall<'_>, unit: &Unit, total: &SoftmaxState) {
-    for r in 0..unit.rows {
-        let (token, head) = call.token_and_head(unit, r);
-        // SAFETY: token and head are inside the operand, and the row is this task's alone.
-        unsafe {
-            let total = total.row(r, call.plan.width);
-            let sum = S::reduce_add(S::load(total.sum));
-            let of_sink = match call.sink(head) {
-                Some(sink) => weight_of_sink::<S>(call, sink, *total.max),
-                None => 0.0,
-            };
-            let divisor = S::splat(sum + of_sink);
-            let (line, n) = (call.o.line([token, head, 0, 0], 2), call.fixed.head_dim);
-            for at in (0..n).step_by(LANES) {
-                let v = S::load(total.acc.add(at));
-                // No key seen: zeros. The sum with 0 makes zeros positive, whichever products they came from.
-                let v = if sum == 0.0 { S::splat(0.0) } else { S::div(v, divisor) };
-                line.skip(at).store::<S>(S::add(v, S::splat(0.0)), (n - at).min(LANES));
+impl Part for FinishRows<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { call, unit, total } = self;
+        for r in 0..unit.rows {
+            let (token, head) = call.token_and_head(unit, r);
+            // SAFETY: token and head are inside the operand, and the row is this task's alone.
+            unsafe {
+                let total = total.row(r, call.plan.width);
+                let sum = S::reduce_add(S::load(total.sum));
+                let of_sink = match call.sink(head) {
+                    Some(sink) => weight_of_sink::<S>(call, sink, *total.max),
+                    None => 0.0,
+                };
+                let divisor = S::splat(sum + of_sink);
+                let (line, n) = (call.o.line([token, head, 0, 0], 2), call.fixed.head_dim);
+                for at in (0..n).step_by(LANES) {
+                    let v = S::load(total.acc.add(at));
+                    // No key seen: zeros. The sum with 0 makes zeros positive, whichever products they came from.
+                    let v = if sum == 0.0 { S::splat(0.0) } else { S::div(v, divisor) };
+                    line.skip(at).store::<S>(S::add(v, S::splat(0.0)), (n - at).min(LANES));
+                }
             }
         }
     }
