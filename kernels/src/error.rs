@@ -33,6 +33,14 @@ pub enum Error {
         /// Why each candidate refused.
         reasons: String,
     },
+    /// A launch's workspace is smaller than its kernel needs. Nothing was enqueued.
+    #[error("a kernel needs {needed} bytes of workspace and was given {found}")]
+    Workspace {
+        /// Bytes that it needs.
+        needed: usize,
+        /// Bytes that the launch has.
+        found: usize,
+    },
     /// A kernel was asked to run on a stream of another device than its own.
     #[error("{kernel} runs on {expected} and was given a stream of {found}")]
     WrongDevice {

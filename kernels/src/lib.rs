@@ -50,7 +50,7 @@ pub(crate) mod wgpu;
 
 pub use error::{Error, Result};
 pub use harness::case::Reference;
-pub use operator::{Arithmetic, Launch, Operands, Operator, Placed, Refusal, Row, Work};
+pub use operator::{Arithmetic, Bound, Launch, Operands, Operator, Placed, Refusal, Row, Work};
 pub use options::{Compute, F32Bits, Factors};
 #[cfg(feature = "cuda")]
 pub use registry::CUDA_MODULES;

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use sinew_memory::{Buffer, CpuStream, DeviceKind, Hardware, Stream, Team};
+use sinew_memory::{Buffer, CpuStream, Device, DeviceKind, Hardware, Stream, Team};
 use sinew_tensor::{DType, View, ViewMut};
 
 use crate::{Compute, Error, Factors, Result};
@@ -199,7 +199,7 @@ pub fn refuse(operator: &'static str, reason: impl Into<String>) -> Error {
     Error::Operands { operator, reason: reason.into() }
 }
 
-/// Where a row runs: a stream and the workspace that it asked for.
+/// Where a row runs: a stream, and memory from which the row takes its workspace.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
     stream: &'a Arc<dyn Stream>,
@@ -227,21 +227,11 @@ impl<'a> Launch<'a> {
         self.stream
     }
 
-    /// Checks that a row of a kind of device may run: the stream's and operands' device, and the workspace.
-    fn check(
-        &self,
-        operator: &'static str,
-        row: &'static str,
-        kind: DeviceKind,
-        workspace: usize,
-        operands: Operands<'_>,
-    ) -> Result<()> {
+    /// Checks that a row of a kind of device may run: the device of the stream and of every operand.
+    fn check(&self, operator: &'static str, row: &'static str, kind: DeviceKind, operands: Operands<'_>) -> Result<()> {
         let device = self.stream.device().id();
         if device.kind != kind {
             return Err(Error::WrongDevice { kernel: row, expected: kind.0, found: device.to_string() });
-        }
-        if self.workspace.map_or(0, Buffer::len) < workspace {
-            return Err(refuse(operator, format!("{row} needs {workspace} bytes of workspace")));
         }
         for view in operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|o| o.view())) {
             let found = view.buffer().device().id();
@@ -265,25 +255,27 @@ impl<'a> Launch<'a> {
         })
     }
 
-    /// The workspace: scratch bytes that are this row's alone while it runs, aligned as the device aligns.
-    pub fn workspace(&self) -> Option<&'a Buffer> {
-        self.workspace
-    }
-
-    /// The workspace's address on the host, checked to hold `bytes` bytes.
+    /// The workspace, with `bytes` bytes at least that are this row's alone while it runs, aligned as the device aligns.
+    /// A row asks for it before it enqueues anything, so that it can be launched again with a larger one.
     ///
     /// # Errors
-    /// A workspace that is missing or too small.
+    /// [`Error::Workspace`] where it is missing or too small.
+    pub fn workspace(&self, bytes: usize) -> Result<&'a Buffer> {
+        let found = self.workspace.map_or(0, Buffer::len);
+        self.workspace.filter(|_| found >= bytes).ok_or(Error::Workspace { needed: bytes, found })
+    }
+
+    /// The address on the host of a workspace of `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Workspace`] where it is missing or too small, and memory that the host does not reach.
     pub fn host_workspace(&self, bytes: usize) -> Result<*mut u8> {
         if bytes == 0 {
             return Ok(std::ptr::NonNull::<u64>::dangling().as_ptr().cast());
         }
-        let found = self.workspace.map_or(0, Buffer::len);
-        self.workspace
-            .filter(|w| w.len() >= bytes)
-            .and_then(Buffer::host_ptr)
-            .map(std::ptr::NonNull::as_ptr)
-            .ok_or_else(|| refuse("workspace", format!("{found} bytes, needs {bytes}")))
+        let workspace = self.workspace(bytes)?;
+        let at = workspace.host_ptr().map(std::ptr::NonNull::as_ptr);
+        at.ok_or_else(|| refuse("workspace", format!("{workspace:?} is not in the host's memory")))
     }
 }
 
@@ -351,22 +343,34 @@ pub struct Row<O: Operator> {
     pub admits: fn(&O::Static, &Hardware) -> Result<(), Refusal>,
     /// Predicted seconds.
     pub cost: fn(&O::Static, &O::Dynamic, &Hardware) -> f64,
-    /// Scratch bytes that it needs.
+    /// Bytes of workspace that it takes from the launch.
     pub workspace: fn(&O::Static, &O::Dynamic, &Hardware) -> usize,
     /// Enqueues the work. No allocation.
     ///
     /// # Safety
-    /// The operands have passed [`Operator::check`], the row admits the problem on the stream's device, and the
-    /// launch holds [`Row::workspace`] bytes. [`Row::launch`] sees to all three.
+    /// The operands have passed [`Operator::check`], and the row admits the problem on the stream's device.
+    /// [`Row::launch`] and [`Bound::launch`] see to both.
     pub run: unsafe fn(&Launch<'_>, &O::Static, &O::Dynamic, Operands<'_>) -> Result<()>,
 }
 
 impl<O: Operator> Row<O> {
-    /// Checks the operands and runs.
+    /// Binds the row to a problem on a device, which it must admit: launches need not ask again.
     ///
     /// # Errors
-    /// Operands that do not fit the problem, a stream of another device, a workspace that is too small, or what the
-    /// kernel itself reports.
+    /// [`Error::NoKernel`] with the row's reason.
+    pub fn bind(&self, fixed: Arc<O::Static>, device: &Arc<dyn Device>) -> Result<Bound<O>> {
+        self.admit(&fixed, &**device)?;
+        Ok(Bound { row: *self, fixed, device: device.clone() })
+    }
+
+    fn admit(&self, fixed: &O::Static, device: &dyn Device) -> Result<()> {
+        (self.admits)(fixed, device.hardware()).map_err(|reason| refused(O::NAME, fixed, device, self.name, &reason))
+    }
+
+    /// Checks that the row admits the problem, and the operands, and runs.
+    ///
+    /// # Errors
+    /// A problem that it does not admit, and those of [`Bound::launch`].
     pub fn launch(
         &self,
         launch: &Launch<'_>,
@@ -374,18 +378,72 @@ impl<O: Operator> Row<O> {
         call: &O::Dynamic,
         operands: Operands<'_>,
     ) -> Result<()> {
-        let hardware = launch.stream().device().hardware();
-        let needed = if hardware.kind == self.device { (self.workspace)(fixed, call, hardware) } else { 0 };
-        launch.check(O::NAME, self.name, self.device, needed, operands)?;
-        (self.admits)(fixed, hardware).map_err(|reason| Error::NoKernel {
-            operator: O::NAME,
-            problem: fixed.to_string(),
-            device: launch.stream().device().id().to_string(),
-            reasons: format!("{}: {reason}", self.name),
-        })?;
+        launch.check(O::NAME, self.name, self.device, operands)?;
+        self.admit(fixed, &**launch.stream().device())?;
         O::check(fixed, call, operands)?;
-        // SAFETY: device, admission, workspace and operands were checked just above.
+        // SAFETY: device, admission and operands were checked just above.
         unsafe { (self.run)(launch, fixed, call, operands) }
+    }
+}
+
+/// The error of a row that does not admit a problem.
+#[cold]
+fn refused(
+    operator: &'static str,
+    problem: &dyn Display,
+    device: &dyn Device,
+    row: &'static str,
+    reason: &Refusal,
+) -> Error {
+    let (problem, device) = (problem.to_string(), device.id().to_string());
+    Error::NoKernel { operator, problem, device, reasons: format!("{row}: {reason}") }
+}
+
+/// A row bound to a problem that it admits on a device: see [`Row::bind`].
+pub struct Bound<O: Operator> {
+    row: Row<O>,
+    fixed: Arc<O::Static>,
+    device: Arc<dyn Device>,
+}
+
+impl<O: Operator> Bound<O> {
+    /// The row.
+    pub fn row(&self) -> &Row<O> {
+        &self.row
+    }
+
+    /// The static part of the problem.
+    pub fn fixed(&self) -> &Arc<O::Static> {
+        &self.fixed
+    }
+
+    /// Checks the operands, which each call brings anew, and runs.
+    ///
+    /// # Errors
+    /// Operands that do not fit the problem, a stream of a device that the row does not run on, [`Error::Workspace`]
+    /// where the launch has too little, or what the kernel itself reports.
+    pub fn launch(&self, launch: &Launch<'_>, call: &O::Dynamic, operands: Operands<'_>) -> Result<()> {
+        let Self { row, fixed, device } = self;
+        let here = launch.stream().device();
+        if !std::ptr::addr_eq(Arc::as_ptr(device), Arc::as_ptr(here)) {
+            return row.launch(launch, fixed, call, operands);
+        }
+        launch.check(O::NAME, row.name, row.device, operands)?;
+        O::check(fixed, call, operands)?;
+        // SAFETY: the row admits the problem on this device; devices and operands were checked just above.
+        unsafe { (row.run)(launch, fixed, call, operands) }
+    }
+}
+
+impl<O: Operator> Clone for Bound<O> {
+    fn clone(&self) -> Self {
+        Self { row: self.row, fixed: self.fixed.clone(), device: self.device.clone() }
+    }
+}
+
+impl<O: Operator> Debug for Bound<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bound({:?}, {}, {})", self.row, self.fixed, self.device.id())
     }
 }
 

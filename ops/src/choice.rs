@@ -3,9 +3,9 @@
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use sinew_kernels::{Error as KernelError, Operator, Registry, Row};
+use sinew_kernels::{Bound, Error as KernelError, Operator, Registry, Row};
 use sinew_memory::DeviceKind;
 
 use crate::tune::{self, Problem};
@@ -62,12 +62,12 @@ impl Default for Policy {
     }
 }
 
-/// Choices made, per operator: `HashMap<(Static, bucket), Row>` behind a type that does not name the operator.
+/// Choices made, per operator: `HashMap<(Static, bucket), Bound>` behind a type that does not name the operator.
 #[derive(Default)]
 pub(crate) struct Choices(Mutex<HashMap<TypeId, Box<dyn AnyChosen>>>);
 
 /// What one operator's problems were given.
-type Chosen<O> = HashMap<(<O as Operator>::Static, <O as Operator>::Dynamic), Row<O>>;
+type Chosen<O> = HashMap<(<O as Operator>::Static, <O as Operator>::Dynamic), Bound<O>>;
 
 /// [`Chosen`] without its operator's types.
 trait AnyChosen: Any + Send {
@@ -84,19 +84,20 @@ impl<O: Operator> AnyChosen for Chosen<O> {
 }
 
 impl Choices {
-    pub(crate) fn get<O: Operator>(&self, ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
+    pub(crate) fn get<O: Operator>(&self, ctx: &Context, fixed: &O::Static, call: &O::Dynamic) -> Result<Bound<O>> {
         let key = (fixed.clone(), O::bucket(*call));
-        if let Some(row) = self.with::<O, _>(|chosen| chosen.get(&key).copied()) {
-            return Ok(row);
+        if let Some(bound) = self.with::<O, _>(|chosen| chosen.get(&key).cloned()) {
+            return Ok(bound);
         }
         // Not under the lock: a row may have to be checked first, which takes a while.
-        let row = choose::<O>(ctx, fixed, &key.1, call)?;
-        Ok(self.with::<O, _>(|chosen| *chosen.entry(key).or_insert(row)))
+        let bound = choose::<O>(ctx, fixed, &key.1, call)?.bind(Arc::new(fixed.clone()), ctx.device())?;
+        Ok(self.with::<O, _>(|chosen| chosen.entry(key).or_insert(bound).clone()))
     }
 
-    /// Has a problem's calls like `call` served by a row from now on.
-    pub(crate) fn replace<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic, row: Row<O>) {
-        self.with::<O, _>(|chosen| chosen.insert((fixed.clone(), O::bucket(*call)), row));
+    /// Has a row serve the calls like `call` of its problem from now on.
+    pub(crate) fn replace<O: Operator>(&self, bound: &Bound<O>, call: &O::Dynamic) {
+        let key = ((**bound.fixed()).clone(), O::bucket(*call));
+        self.with::<O, _>(|chosen| chosen.insert(key, bound.clone()));
     }
 
     /// Every problem that a row was chosen for, with the representative of its calls.

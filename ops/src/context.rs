@@ -347,6 +347,6 @@ impl Context {
     /// # Errors
     /// No row takes the problem on this device; the message says why each refused.
     pub fn choose<O: Operator>(&self, fixed: &O::Static, call: &O::Dynamic) -> Result<Row<O>> {
-        self.choices.get(self, fixed, call)
+        Ok(*self.choices.get::<O>(self, fixed, call)?.row())
     }
 }

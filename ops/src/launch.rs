@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sinew_kernels::{Launch, Operands, Operator, Row};
+use sinew_kernels::{Bound, Error as KernelError, Launch, Operands, Operator, Row};
 use sinew_memory::Buffer;
 use sinew_tensor::{View, ViewMut};
 
@@ -23,34 +23,22 @@ impl Workspace {
         if bytes == 0 { 0 } else { ctx.pool().class_bytes(bytes).unwrap_or(bytes) }
     }
 
-    /// Scratch of so many bytes at least.
-    fn reserve(&self, ctx: &Context, bytes: usize) -> Result<MutexGuard<'_, Option<Buffer>>> {
+    fn hold(&self) -> MutexGuard<'_, Option<Buffer>> {
         // A panic while it was held leaves scratch bytes, which no one reads.
-        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Makes what is held as large as so many bytes at least.
+    fn grow(ctx: &Context, held: &mut Option<Buffer>, bytes: usize) -> Result<()> {
         if bytes > held.as_ref().map_or(0, Buffer::len) {
             *held = None;
             let buffer = ctx.pool().uninitialised_apart(Self::rounded(ctx, bytes), "workspace")?;
             buffer.record_use(ctx.stream());
             *held = Some(buffer);
         }
-        Ok(held)
+        Ok(())
     }
 }
-
-/// What a row is to do.
-struct Call<'a, O: Operator> {
-    fixed: &'a O::Static,
-    call: &'a O::Dynamic,
-    operands: Operands<'a>,
-}
-
-impl<O: Operator> Clone for Call<'_, O> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<O: Operator> Copy for Call<'_, O> {}
 
 impl Context {
     /// Chooses and runs.
@@ -64,8 +52,8 @@ impl Context {
         inputs: &[Option<View<'_>>],
         outputs: &[ViewMut<'_>],
     ) -> Result<()> {
-        let row = self.choose::<O>(fixed, call)?;
-        self.launch(&row, Call { fixed, call, operands: Operands { inputs, outputs } })?;
+        let bound = self.choices().get::<O>(self, fixed, call)?;
+        self.launch(&bound, call, Operands { inputs, outputs })?;
         Ok(())
     }
 
@@ -83,7 +71,7 @@ impl Context {
                 break rows;
             }
         };
-        Ok(Planned { fixed, rows, moved: Arc::new(Moved::default()) })
+        Ok(Planned { fixed: Arc::new(fixed), rows, moved: Arc::new(Moved::default()) })
     }
 
     /// Bytes of workspace that [`Context::plan`] would make room for, for all of `calls` together: they run one after
@@ -100,79 +88,100 @@ impl Context {
     }
 
     /// The rows for calls like these, with room for their workspaces.
-    fn choose_all<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<Vec<(O::Dynamic, Row<O>)>> {
-        let mut rows: Vec<(O::Dynamic, Row<O>)> = Vec::new();
+    fn choose_all<O: Operator>(&self, fixed: &O::Static, calls: &[O::Dynamic]) -> Result<Vec<(O::Dynamic, Bound<O>)>> {
+        let mut rows: Vec<(O::Dynamic, Bound<O>)> = Vec::new();
         for call in calls {
-            let row = self.choose::<O>(fixed, call)?;
-            let bytes = (row.workspace)(fixed, call, self.device().hardware());
-            drop(self.workspace().reserve(self, bytes)?);
+            let bound = self.choices().get::<O>(self, fixed, call)?;
+            let bytes = (bound.row().workspace)(fixed, call, self.device().hardware());
+            Workspace::grow(self, &mut self.workspace().hold(), bytes)?;
             let bucket = O::bucket(*call);
             if !rows.iter().any(|(b, _)| *b == bucket) {
-                rows.push((bucket, row));
+                rows.push((bucket, bound));
             }
         }
         Ok(rows)
     }
 
-    /// The row that ran in the place of `row`, where that failed.
-    fn launch<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<Option<Row<O>>> {
-        match self.attempt(row, of) {
+    /// The row that ran in the place of `bound`, where that failed.
+    fn launch<O: Operator>(
+        &self,
+        bound: &Bound<O>,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+    ) -> Result<Option<Bound<O>>> {
+        match self.attempt(bound, call, operands) {
             Ok(()) => Ok(None),
             // For want of memory no row is to blame.
             Err(error @ Error::Memory(_)) => Err(error),
-            Err(error) if self.is_tuned() => self.fall_back(row, of, error).map(Some),
+            Err(error) if self.is_tuned() => self.fall_back(bound, call, operands, error).map(Some),
             Err(error) => Err(error),
         }
     }
 
-    fn attempt<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
+    fn attempt<O: Operator>(&self, bound: &Bound<O>, call: &O::Dynamic, operands: Operands<'_>) -> Result<()> {
+        tracing::trace!(operator = O::NAME, row = bound.row().name, problem = %bound.fixed(), call = %call);
+        let launch = |launch: &Launch<'_>| bound.launch(launch, call, operands);
         if self.recorder().is_on() {
-            return self.recorder().time(self, row, of.fixed, of.call, || self.enqueue(row, of));
+            return self.recorder().time(self, bound, call, || self.enqueue(&launch));
         }
-        self.enqueue(row, of)
+        self.enqueue(&launch)
     }
 
     /// Runs the next row that may serve and does, where the one that was measured to be fastest does not run; while the
     /// policy is deterministic one of its arithmetic. Rows look at all that they are given before they write, so that
     /// nothing was done yet. Where none runs it is the operands' fault, and the first error is told.
     #[cold]
-    fn fall_back<O: Operator>(&self, failed: &Row<O>, of: Call<'_, O>, error: Error) -> Result<Row<O>> {
-        let problem = of.fixed.to_string();
+    fn fall_back<O: Operator>(
+        &self,
+        failed: &Bound<O>,
+        call: &O::Dynamic,
+        operands: Operands<'_>,
+        error: Error,
+    ) -> Result<Bound<O>> {
+        let (failed, fixed) = (failed.row(), failed.fixed());
+        let problem = fixed.to_string();
         let same_bits = |row: &Row<O>| !self.policy().deterministic || row.arithmetic == failed.arithmetic;
-        let serves = |row: &Row<O>| row.name != failed.name && same_bits(row) && self.attempt(row, of).is_ok();
+        let serves = |bound: &Bound<O>| {
+            let row = bound.row();
+            row.name != failed.name && same_bits(row) && self.attempt(bound, call, operands).is_ok()
+        };
         // Another plan of the problem has found out.
         if self.trust().is_rejected(failed.name, &problem)
-            && let Some(known) = self.choose::<O>(of.fixed, of.call).ok().filter(&serves)
+            && let Some(known) = self.choices().get::<O>(self, fixed, call).ok().filter(&serves)
         {
             return Ok(known);
         }
-        let Ok(judged) = choice::judge::<O>(self, of.fixed, &O::bucket(*of.call)) else {
+        let Ok(judged) = choice::judge::<O>(self, fixed, &O::bucket(*call)) else {
             return Err(error);
         };
-        let Some(next) = judged.allowed().copied().find(serves) else {
+        let bind = |row: &Row<O>| row.bind(fixed.clone(), self.device()).ok();
+        let Some(next) = judged.allowed().filter_map(bind).find(serves) else {
             return Err(error);
         };
-        let failure = format!("failed, and {} ran in its place: {error}", next.name);
+        let failure = format!("failed, and {} ran in its place: {error}", next.row().name);
         self.trust().reject(failed.name, &problem, failure);
-        self.choices().replace::<O>(of.fixed, of.call, next);
+        self.choices().replace(&next, call);
         Ok(next)
     }
 
-    fn enqueue<O: Operator>(&self, row: &Row<O>, of: Call<'_, O>) -> Result<()> {
-        let Call { fixed, call, operands } = of;
-        let bytes = (row.workspace)(fixed, call, self.device().hardware());
-        let mut workspace = self.workspace().reserve(self, bytes)?;
-        let launch = Launch::new(self.stream(), workspace.as_mut().filter(|_| bytes > 0))?;
-        tracing::trace!(operator = O::NAME, row = row.name, problem = %fixed, call = %call);
-        Ok(row.launch(&launch, fixed, call, operands)?)
+    /// Launches with the workspace that there is, and once more where that is too small.
+    fn enqueue(&self, launch: &dyn Fn(&Launch<'_>) -> sinew_kernels::Result<()>) -> Result<()> {
+        let mut held = self.workspace().hold();
+        match launch(&Launch::new(self.stream(), held.as_mut())?) {
+            Err(KernelError::Workspace { needed, .. }) => {
+                Workspace::grow(self, &mut held, needed)?;
+                Ok(launch(&Launch::new(self.stream(), held.as_mut())?)?)
+            }
+            result => Ok(result?),
+        }
     }
 }
 
 /// A problem whose rows are chosen: what models hold. Running it allocates nothing for calls up to the largest planned.
 #[derive(Debug, Clone)]
 pub struct Planned<O: Operator> {
-    fixed: O::Static,
-    rows: Vec<(O::Dynamic, Row<O>)>,
+    fixed: Arc<O::Static>,
+    rows: Vec<(O::Dynamic, Bound<O>)>,
     moved: Arc<Moved<O>>,
 }
 
@@ -180,7 +189,7 @@ pub struct Planned<O: Operator> {
 #[derive(Debug)]
 struct Moved<O: Operator> {
     any: AtomicBool,
-    rows: Mutex<Vec<(O::Dynamic, Row<O>)>>,
+    rows: Mutex<Vec<(O::Dynamic, Bound<O>)>>,
 }
 
 impl<O: Operator> Default for Moved<O> {
@@ -190,21 +199,21 @@ impl<O: Operator> Default for Moved<O> {
 }
 
 impl<O: Operator> Moved<O> {
-    fn get(&self, bucket: &O::Dynamic) -> Option<Row<O>> {
+    fn get(&self, bucket: &O::Dynamic) -> Option<Bound<O>> {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        self.rows().iter().find(|(b, _)| b == bucket).map(|(_, row)| *row)
+        self.rows().iter().find(|(b, _)| b == bucket).map(|(_, row)| row.clone())
     }
 
-    fn set(&self, bucket: O::Dynamic, row: Row<O>) {
+    fn set(&self, bucket: O::Dynamic, row: Bound<O>) {
         let mut rows = self.rows();
         rows.retain(|(b, _)| *b != bucket);
         rows.push((bucket, row));
         self.any.store(true, Ordering::Release);
     }
 
-    fn rows(&self) -> MutexGuard<'_, Vec<(O::Dynamic, Row<O>)>> {
+    fn rows(&self) -> MutexGuard<'_, Vec<(O::Dynamic, Bound<O>)>> {
         self.rows.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -216,7 +225,7 @@ impl<O: Operator> Planned<O> {
     }
 
     /// The rows chosen, with the bucket that each serves.
-    pub fn rows(&self) -> &[(O::Dynamic, Row<O>)] {
+    pub fn rows(&self) -> &[(O::Dynamic, Bound<O>)] {
         &self.rows
     }
 
@@ -232,14 +241,19 @@ impl<O: Operator> Planned<O> {
         inputs: &[Option<View<'_>>],
         outputs: &[ViewMut<'_>],
     ) -> Result<()> {
-        let bucket = O::bucket(*call);
-        let planned = || self.rows.iter().find(|(b, _)| *b == bucket).map(|(_, row)| *row);
-        let row = match self.moved.get(&bucket).or_else(planned) {
-            Some(row) => row,
-            None => ctx.choose::<O>(&self.fixed, call)?,
+        let (bucket, operands) = (O::bucket(*call), Operands { inputs, outputs });
+        let (moved, chosen);
+        let planned = self.rows.iter().find(|(b, _)| *b == bucket);
+        let bound = if let Some(row) = self.moved.get(&bucket) {
+            moved = row;
+            &moved
+        } else if let Some((_, row)) = planned {
+            row
+        } else {
+            chosen = ctx.choices().get::<O>(ctx, &self.fixed, call)?;
+            &chosen
         };
-        let call = Call { fixed: &self.fixed, call, operands: Operands { inputs, outputs } };
-        if let Some(next) = ctx.launch(&row, call)? {
+        if let Some(next) = ctx.launch(bound, call, operands)? {
             self.moved.set(bucket, next);
         }
         Ok(())

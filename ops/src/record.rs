@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use sinew_kernels::{Factors, Operator, Row, Work};
+use sinew_kernels::{Bound, Factors, Operator, Work};
 
 use crate::{Context, Explanation, Result};
 
@@ -61,15 +61,15 @@ trait Kept: Send + Sync {
 type Explained = HashMap<(&'static str, String), Option<Arc<Explanation>>>;
 
 struct KeptLaunch<O: Operator> {
-    row: Row<O>,
-    fixed: O::Static,
+    bound: Bound<O>,
     call: O::Dynamic,
     seconds: f64,
 }
 
 impl<O: Operator> Kept for KeptLaunch<O> {
     fn in_words(&self, ctx: &Context, explained: &mut Explained) -> Launched {
-        let Self { row, fixed, call, seconds } = self;
+        let Self { bound, call, seconds } = self;
+        let (row, fixed) = (bound.row(), &**bound.fixed());
         let key = (O::NAME, format!("{fixed:?} {:?}", O::bucket(*call)));
         let explain = || ctx.explain::<O>(fixed, call).ok().map(Arc::new);
         let explanation = explained.entry(key).or_insert_with(explain).clone();
@@ -114,8 +114,7 @@ impl Recorder {
     pub(crate) fn time<O: Operator>(
         &self,
         ctx: &Context,
-        row: &Row<O>,
-        fixed: &O::Static,
+        bound: &Bound<O>,
         call: &O::Dynamic,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
@@ -124,7 +123,7 @@ impl Recorder {
         launch()?;
         ctx.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
-        let kept = KeptLaunch::<O> { row: *row, fixed: fixed.clone(), call: *call, seconds };
+        let kept = KeptLaunch { bound: bound.clone(), call: *call, seconds };
         self.threads().entry(thread::current().id()).or_default().launches.push(Arc::new(kept));
         Ok(())
     }

@@ -178,7 +178,7 @@ fn a_winner_that_fails_makes_way_for_the_next_row() {
     let ctx = context(&[broken()], true).with_tuning(&kept.cache);
     // Planned with it, and chosen as it is called.
     let planned = ctx.plan::<Gemm>(problem(), &[CALL]).unwrap();
-    assert_eq!(planned.rows()[0].1.name, "gemm.cpu.broken");
+    assert_eq!(planned.rows()[0].1.row().name, "gemm.cpu.broken");
     assert_eq!(product(&ctx), product(&context(&[], true)));
     assert_eq!(chosen(&ctx), usual().name);
     let explanation = ctx.explain::<Gemm>(&problem(), &CALL).unwrap();
@@ -246,7 +246,7 @@ fn a_plan_whose_winner_fails_keeps_what_it_fell_back_to() {
     // As the layers of a model: each has a plan of its own for the same problem.
     let plans = [(); 3].map(|()| ctx.plan::<Gemm>(problem(), &[CALL]).unwrap());
     let copy = plans[0].clone();
-    assert_eq!(plans[0].rows()[0].1.name, "gemm.cpu.broken");
+    assert_eq!(plans[0].rows()[0].1.row().name, "gemm.cpu.broken");
     let a = ctx.tensor(&[1.0f32; M * K], &[1, M, K]).unwrap();
     let b = ctx.tensor(&[1.0f32; K * N], &[1, K, N]).unwrap();
     let mut d = ctx.tensor(&[0.0f32; M * N], &[1, M, N]).unwrap();

@@ -140,6 +140,8 @@ unsafe fn run<const SPLIT: bool>(
         };
     }
     let plan = Plan::new(fixed, call, SPLIT);
+    // Before the first kernel is enqueued.
+    launch.workspace(plan.scratch_bytes)?;
     check(launch, fixed, call, operands)?;
     tiles(launch, fixed, call, operands, &plan)?;
     if plan.splits > 1 { join(launch, fixed, call, operands, &plan) } else { Ok(()) }

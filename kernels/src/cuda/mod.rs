@@ -59,7 +59,7 @@ pub(crate) fn row_threads(width: usize) -> u32 {
     if width <= 512 { 32 } else { THREADS }
 }
 
-/// Enqueues a kernel that uses these operands and the launch's workspace. A grid without blocks is no work.
+/// Enqueues a kernel that uses these operands. A grid without blocks is no work.
 ///
 /// # Errors
 /// A stream of another device, a kernel that cannot be compiled, or what the driver refuses.
@@ -81,15 +81,15 @@ pub(crate) unsafe fn launch<P: Pod>(
     Ok(unsafe { stream.launch(kernel.module, kernel.name, grid, block, shared_bytes, bytemuck::bytes_of(params)) }?)
 }
 
-/// The stream, which these operands and the launch's workspace are recorded as used by.
+/// The stream, which these operands are recorded as used by.
 ///
 /// # Errors
 /// A stream of another device.
 pub(crate) fn uses<'a>(launch: &Launch<'a>, kernel: &'static str, operands: Operands<'_>) -> Result<&'a CudaStream> {
     let stream = stream(launch, kernel)?;
     let views = operands.inputs.iter().flatten().chain(operands.outputs.iter().map(|output| output.view()));
-    for buffer in views.map(View::buffer).chain(launch.workspace()) {
-        buffer.record_use(launch.stream());
+    for view in views {
+        view.buffer().record_use(launch.stream());
     }
     Ok(stream)
 }
@@ -124,17 +124,17 @@ pub(crate) fn optional_pointer(view: Option<&View<'_>>) -> Result<u64> {
     view.map_or(Ok(0), pointer)
 }
 
-/// The address of the launch's workspace, which must hold `bytes` bytes; 0 where none are asked for.
+/// The address of a workspace of `bytes` bytes, which is recorded as used; 0 where none are asked for.
 pub(crate) fn workspace_pointer(launch: &Launch<'_>, bytes: usize) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    let found = launch.workspace().map_or(0, |workspace| workspace.len());
-    let storage = launch.workspace().filter(|workspace| workspace.len() >= bytes).and_then(|workspace| {
-        let span = workspace.span();
-        Some(CudaStorage::of(&span.storage)?.address() + span.offset as u64)
-    });
-    storage.ok_or_else(|| refuse("workspace", format!("{found} bytes, needs {bytes}")))
+    let workspace = launch.workspace(bytes)?;
+    let span = workspace.span();
+    let storage = CudaStorage::of(&span.storage)
+        .ok_or_else(|| refuse("cuda", format!("{workspace:?} is no memory that a GPU reaches")))?;
+    workspace.record_use(launch.stream());
+    Ok(storage.address() + span.offset as u64)
 }
 
 /// The number of a dtype in kernels: `enum DType` of the prelude.

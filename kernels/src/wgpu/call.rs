@@ -108,7 +108,7 @@ impl<'a> Call<'a> {
 
     /// So many scratch bytes as words: `load_x(i)` is an f32.
     pub(crate) fn workspace(&mut self, name: &'static str, launch: &Launch<'a>, bytes: usize) -> Result<()> {
-        let buffer = launch.workspace().ok_or_else(|| refuse(self.name, "no workspace"))?;
+        let buffer = launch.workspace(bytes)?;
         let dtype = DType::F32;
         self.part(name, Part { buffer, dtype, offset: 0, end: bytes / dtype.size(), written: true, quads: false })
     }

@@ -72,7 +72,7 @@ pub fn push_unlike(all: &mut Vec<Place>, places: impl Iterator<Item = Place>) {
 /// Names of the rows of a plan, without repetition.
 pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
     let mut names = Vec::new();
-    for (_, row) in plan.rows() {
+    for row in plan.rows().iter().map(|(_, bound)| bound.row()) {
         if !names.contains(&row.name) {
             names.push(row.name);
         }
@@ -82,5 +82,5 @@ pub(crate) fn names<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec
 
 /// The arithmetics of a plan's rows, call by call.
 pub(crate) fn arithmetics<O: sinew_kernels::Operator>(plan: &crate::Planned<O>) -> Vec<&'static str> {
-    plan.rows().iter().map(|(_, row)| row.arithmetic.name).collect()
+    plan.rows().iter().map(|(_, bound)| bound.row().arithmetic.name).collect()
 }

@@ -173,7 +173,7 @@ fn a_context_chooses_and_runs_rows_that_were_added_outside() {
     let second = linear(OUT, HIDDEN, None);
     let call = GemmDynamic { batch: 1, m: ROWS };
     let planned = ctx.plan::<Gemm>(first.clone(), &[call]).unwrap();
-    assert_eq!(planned.rows()[0].1.name, "gemm.lagging.f64");
+    assert_eq!(planned.rows()[0].1.row().name, "gemm.lagging.f64");
     planned.run(&ctx, &call, &[Some(x.view()), Some(right(&w1)), Some(b1.view())], &[h.view_mut().unwrap()]).unwrap();
     ctx.run::<Gemm>(&second, &call, &[Some(h.view()), Some(right(&w2)), Some(b2.view())], &[y.view_mut().unwrap()])
         .unwrap();
