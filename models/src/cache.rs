@@ -23,7 +23,7 @@ pub use self::form::LayerCache;
 use self::host::Host;
 use self::poison::Poisoned;
 use self::room::blocks_between_steps;
-use crate::limits::Limits;
+use crate::load_options::Limits;
 use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 

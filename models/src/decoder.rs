@@ -14,7 +14,6 @@
 pub(crate) mod batch;
 mod dense;
 mod experts;
-mod feed_forward;
 mod head;
 mod layer;
 mod residual;
@@ -35,8 +34,8 @@ use crate::activations::Rows;
 use crate::cache::KvCache;
 use crate::config::{ExpertsConfig, LayerConfig, check_tokens};
 use crate::error::count_of;
-use crate::limits::Limits;
 use crate::load::{Counted, LinearSpec, Loaded, Loader, Maker, Part, Stage, WeightBytes, rotaries};
+use crate::load_options::Limits;
 use crate::precision::Precision;
 use crate::{DecoderConfig, Error, Result};
 

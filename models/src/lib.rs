@@ -67,7 +67,6 @@ mod contents;
 mod documents;
 mod files;
 mod json;
-mod limits;
 mod load_options;
 mod modules;
 mod nearest;

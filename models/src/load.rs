@@ -1,7 +1,6 @@
 //! Loading: from tensors in files to packed weights, one slice at a time.
 
 mod becomes;
-mod bytes;
 mod fill;
 mod maker;
 mod matrices;
@@ -23,14 +22,14 @@ use sinew_tensor::{DType, Tensor};
 
 use self::becomes::Becomes;
 pub(crate) use self::becomes::Dequantized;
-pub use self::bytes::DeviceBytes;
-pub(crate) use self::bytes::Taken;
 pub(crate) use self::fill::AT_HAND_BYTES;
 pub(crate) use self::maker::{Counted, GroupedSpec, LinearSpec, Loaded, Maker, NormSpec, Stage};
 use self::matrices::StoredMatrices;
 use self::matrix::check;
 pub(crate) use self::matrix::check_quantizable;
 pub use self::part::Part;
+pub use self::sizes::DeviceBytes;
+pub(crate) use self::sizes::Taken;
 pub(crate) use self::sizes::{Made, Sizes};
 use crate::Result;
 use crate::activations::{ACTIVATIONS, HostInput, Rows};

@@ -1,4 +1,4 @@
-//! How language models are loaded.
+//! How language models are loaded, and how large their steps are.
 
 use sinew_memory::DeviceKind;
 use sinew_ops::Context;
@@ -8,7 +8,6 @@ use sinew_tensor::DType;
 use crate::cache::CacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
-use crate::limits::Limits;
 use crate::load::{DeviceBytes, Maker, Sizes};
 use crate::precision::{Precision, WeightOptions};
 use crate::steps::logits::Logits;
@@ -107,5 +106,32 @@ impl LoadOptions {
     /// The cache.
     pub(crate) fn cache_shape(&self, config: &DecoderConfig, precision: Precision) -> Result<CacheShape> {
         CacheShape::new(config, &precision, &self.limits(config)?, self.cache_tokens)
+    }
+}
+
+/// How large a step of a decoder can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in one step.
+    pub max_rows: usize,
+    /// Sequences in one step.
+    pub max_sequences: usize,
+    /// Tokens of one sequence, prompt and answer.
+    pub context: usize,
+    /// Tokens in a block of the cache.
+    pub block_size: usize,
+    /// Rows of logits at once. `None` loads no head: the model then gives hidden states only.
+    pub max_logits: Option<usize>,
+}
+
+impl Limits {
+    /// These limits, with at most one row of logits for each row of a step.
+    pub(crate) fn capped(self) -> Self {
+        Self { max_logits: self.max_logits.map(|most| most.min(self.max_rows)), ..self }
+    }
+
+    /// Maximum number of rows of a step whose logits are computed at once.
+    pub(crate) fn max_wanted(&self) -> usize {
+        self.max_logits.unwrap_or(self.max_rows)
     }
 }

@@ -5,8 +5,8 @@ use sinew_memory::DeviceKind;
 use crate::cache::CacheShape;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::limits::Limits;
 use crate::load::{DeviceBytes, Maker, Sizes};
+use crate::load_options::Limits;
 use crate::precision::Precision;
 use crate::{DecoderConfig, EncoderConfig, ModelConfig, Result};
 

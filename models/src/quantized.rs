@@ -33,6 +33,7 @@
 //! are are matched in another way by each tool that reads them, and counted here as far as all of them agree; what is a
 //! `Linear` depends on the tool's classes, which have experts and heads that are none.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +44,6 @@ use sinew_tensor::DType;
 pub(crate) use self::bits::Bits;
 pub(crate) use self::columns::ModuleColumns;
 use self::config::patterns;
-use self::format::QuantizedFormat;
 use self::formats::Method;
 pub(crate) use self::formats::is_of_codes;
 pub(crate) use self::layout::{words_of_codes, words_of_zeros};
@@ -64,7 +64,6 @@ mod bitsandbytes;
 mod columns;
 mod compressed;
 mod config;
-mod format;
 mod formats;
 mod fp8;
 mod gptq;
@@ -75,6 +74,23 @@ mod patterns;
 mod probe;
 #[cfg(test)]
 mod tests;
+
+/// How the modules of a checkpoint are quantized, as its config says.
+trait QuantizedFormat: fmt::Debug + Send + Sync {
+    /// The name of the format in messages.
+    fn name(&self) -> Cow<'static, str>;
+
+    /// How a module is stored; `None` where it is not quantized. `dtype` is the dtype that the config names for the model.
+    fn module(&self, tensors: &Tensors, name: &str, dtype: Option<DType>) -> Result<Option<StoredModule>>;
+
+    /// Refuses a module of floats in a layer that the config names as quantized, or next to parts of a quantized weight.
+    fn check_floats(&self, probe: &Probe<'_>) -> Result<()>;
+
+    /// The module of a tensor that divides the weights of later modules, where no quantized module has that tensor.
+    fn scaled_before<'t>(&self, _tensors: &Tensors, _name: &'t str) -> Option<&'t str> {
+        None
+    }
+}
 
 /// How a checkpoint says that its modules are quantized.
 ///

@@ -3,7 +3,6 @@
 
 mod draw;
 pub(crate) mod logits;
-pub(crate) mod prompt;
 pub(crate) mod runner;
 
 use std::ops::{ControlFlow, Range};
@@ -12,10 +11,10 @@ use sinew_ops::Context;
 
 use self::logits::Logits;
 use self::runner::{Runner, shrink};
-use crate::Result;
 use crate::cache::Sequence;
 use crate::decoder::batch::Wanted;
 use crate::sampling::Asked;
+use crate::{DecoderConfig, Error, Result, Tokenizer};
 
 /// A decoder on its cache, and the logits of its steps.
 #[derive(Debug)]
@@ -130,5 +129,38 @@ impl Steps {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses an empty prompt, and one of more tokens than the context.
+pub(crate) fn check_length(tokens: usize, context: usize) -> Result<()> {
+    match tokens {
+        0 => Err(Error::Input("the prompt has no token".to_owned())),
+        _ if tokens > context => Err(Error::TooLong { context }),
+        _ => Ok(()),
+    }
+}
+
+impl Tokenizer {
+    /// The tokens of a prompt that must fit `context` tokens. A longer text is read only until it is known not to fit.
+    ///
+    /// # Errors
+    ///
+    /// Fails where [`encode`](Self::encode) does, and with [`Error::TooLong`].
+    pub fn encode_prompt(&self, text: &str, add_special: bool, context: usize) -> Result<Vec<u32>> {
+        self.encode_fitting(text, add_special, context)?.ok_or(Error::TooLong { context })
+    }
+}
+
+impl DecoderConfig {
+    /// The context for a prompt and its answer: their length, at most the number of the model's positions.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty prompt, and one with more tokens than the model has positions.
+    pub fn context_for(&self, prompt_tokens: usize, new_tokens: usize) -> Result<usize> {
+        let longest = self.longest_context();
+        check_length(prompt_tokens, longest)?;
+        Ok(prompt_tokens.saturating_add(new_tokens).min(longest))
     }
 }

@@ -5,27 +5,26 @@
 //! inside the model's folder, and a damaged header is an error.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
+use serde::Deserialize;
 use sinew_memory::MappedFile;
 
-pub(crate) use self::index::{MAX_INDEX_BYTES, shards_of_index};
-use self::index::{read_index, weight_map};
 pub(crate) use self::shard::MAX_HEADERS_BYTES;
 use self::shard::Shard;
 use crate::error::{Error, Result, count_of, first_names};
 pub(crate) use crate::files::{INDEX, SINGLE};
 use crate::nearest::nearest;
-use crate::{contents, files};
+use crate::safetensors::{MAX_HEADER_BYTES, Unique};
+use crate::{contents, files, json};
 
 pub(crate) mod floats;
-mod index;
 mod shard;
 
 /// An index names this many files at most; the largest published ones name a few hundred.
@@ -400,6 +399,42 @@ fn nothing_to_load(folder: &Path) -> Error {
         contents::instead_of_weights_in(folder).map_or_else(String::new, |instead| format!(", only {instead}"));
     let problem = format!("has neither {SINGLE} nor {INDEX}{instead}");
     Error::Checkpoint { file: folder.display().to_string(), problem }
+}
+
+/// The longest index that is read. Like a header, it takes several times its size in memory to parse.
+pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES;
+
+/// The text of an index.
+fn read_index(path: &Path) -> Result<String> {
+    files::read_within(path, MAX_INDEX_BYTES)
+}
+
+/// The shard of each tensor, from the text of an index.
+fn weight_map(text: &str, file: &str) -> Result<BTreeMap<String, String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Option<Unique<String>>,
+    }
+    let index: Index = json::parse_as(text).map_err(|source| match source.is_data() {
+        true => Error::Config {
+            file: file.to_owned(),
+            problem: format!("`weight_map` must have the file of each tensor: {source}"),
+        },
+        false => Error::Json { file: file.to_owned(), source },
+    })?;
+    let missing = || Error::Config { file: file.to_owned(), problem: "`weight_map` is missing".to_owned() };
+    Ok(index.weight_map.ok_or_else(missing)?.0)
+}
+
+/// The shards that the index in `folder` names, each once.
+pub(crate) fn shards_of_index(folder: &Path) -> Result<BTreeSet<String>> {
+    let path = folder.join(INDEX);
+    let file = path.display().to_string();
+    let shards: BTreeSet<String> = weight_map(&read_index(&path)?, &file)?.into_values().collect();
+    for shard in &shards {
+        files::join_inside(folder, shard, &file)?;
+    }
+    Ok(shards)
 }
 
 #[cfg(test)]

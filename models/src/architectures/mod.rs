@@ -117,4 +117,7 @@ fn supported() -> String {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    mod decoders;
+    mod encoders;
+}

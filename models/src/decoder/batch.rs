@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::cache::Sequence;
-use crate::limits::Limits;
+use crate::load_options::Limits;
 use crate::{Error, Result};
 
 /// The tokens of one step with their positions, cache slots and block tables. Kept and reused from step to step.

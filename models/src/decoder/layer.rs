@@ -7,14 +7,15 @@ use sinew_ops::layers::{
 };
 use sinew_tensor::{DType, Tensor};
 
-use super::feed_forward::FeedForward;
+use super::dense::Dense;
+use super::experts::Experts;
 use super::residual::{Output, input_norm, norm_over};
 use super::step::{Activations, Step};
 use crate::activations::Heads;
 use crate::cache::LayerCache;
-use crate::config::{LayerConfig, QkNorm, Qkv};
-use crate::limits::Limits;
+use crate::config::{FeedForward as Kind, LayerConfig, QkNorm, Qkv};
 use crate::load::{LinearSpec, Loaded, Maker, Part, Stage};
+use crate::load_options::Limits;
 use crate::precision::Precision;
 use crate::{DecoderConfig, Result};
 
@@ -208,5 +209,46 @@ fn attention_problem(
         old: precision.old_kv_of(layer.window),
         sinks: config.has_sinks(),
         ..AttentionStatic::new(heads, kv_heads, config.head_dim, dtypes, precision.compute)
+    }
+}
+
+/// The feed-forward sublayer: one for all tokens, or experts.
+#[derive(Debug)]
+enum FeedForward<S: Stage = Loaded> {
+    Dense(Box<Dense<S>>),
+    Experts(Box<Experts<S>>),
+}
+
+impl<S: Stage> FeedForward<S> {
+    /// Makes the sublayer of a layer; `at` gives the names of its tensors.
+    fn make(
+        maker: &mut impl Maker<S>,
+        config: &DecoderConfig,
+        layer: &LayerConfig,
+        at: &dyn Fn(&str) -> String,
+        rows: usize,
+    ) -> Result<Self> {
+        Ok(match layer.feed_forward {
+            Kind::Dense { width } => Self::Dense(Box::new(Dense::make(maker, config, width, at, rows)?)),
+            Kind::Experts(experts) => Self::Experts(Box::new(Experts::make(maker, config, experts, at, rows)?)),
+        })
+    }
+}
+
+impl FeedForward {
+    /// Adds its output to the residual stream.
+    fn run(&self, step: &Step<'_>, x: &mut Activations) -> Result<()> {
+        match self {
+            Self::Dense(dense) => dense.run(step, x),
+            Self::Experts(experts) => experts.run(step, x),
+        }
+    }
+
+    /// The kernels chosen for its parts.
+    fn kernels(&self) -> Vec<Place> {
+        match self {
+            Self::Dense(dense) => dense.kernels(),
+            Self::Experts(experts) => experts.kernels(),
+        }
     }
 }

@@ -9,8 +9,8 @@ use super::residual::Residual;
 use crate::activations::{HostInput, Rows};
 use crate::cache::{Form, LayerCache};
 use crate::config::ExpertsConfig;
-use crate::limits::Limits;
 use crate::load::{Loaded, Maker, Stage};
+use crate::load_options::Limits;
 use crate::{DecoderConfig, Result};
 
 /// What the host gives to a step.

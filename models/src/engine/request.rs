@@ -7,7 +7,7 @@ use crate::config::check_tokens;
 use crate::error::count_of;
 use crate::language::LanguageModel;
 use crate::sampling::Logprobs;
-use crate::steps::prompt::check_length;
+use crate::steps::check_length;
 use crate::{Error, Result};
 
 /// The number of a request in its engine.

@@ -7,7 +7,7 @@ use super::request::Event;
 use super::{EngineStats, RequestId};
 use crate::cache::KvCache;
 use crate::decoder::batch::Wanted;
-use crate::limits::Limits;
+use crate::load_options::Limits;
 use crate::steps::runner::Staging;
 use crate::{Error, Result};
 

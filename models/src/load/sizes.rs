@@ -12,7 +12,6 @@ use sinew_tensor::DType;
 
 use super::Part;
 use super::becomes::Dequantized;
-use super::bytes::DeviceBytes;
 use super::maker::{Counted, GroupedSpec, LinearSpec, Maker, NormSpec};
 use super::matrices::StoredMatrices;
 use super::matrix::{StoredMatrix, check};
@@ -267,3 +266,54 @@ impl Maker<Counted> for Sizes<'_> {
         Ok(())
     }
 }
+
+/// Bytes that a loaded model takes on its device, by purpose. A number too large to count is [`usize::MAX`].
+///
+/// This leaves out the workspace of kernels, which is known once they are chosen, and what a pool rounds up. A
+/// [`Footprint`](crate::Footprint) has both.
+///
+/// ```no_run
+/// use sinew_models::{Folder, LanguageModel, Load, LoadOptions};
+/// use sinew_ops::Context;
+///
+/// let folder = Folder::new("path/to/model");
+/// let (config, checkpoint) = (folder.config()?.as_decoder()?, folder.checkpoint(Load::default())?);
+/// let plan = LanguageModel::plan(config, &checkpoint, &LoadOptions::default(), &Context::cpu()?)?;
+/// println!("{} bytes, {} of them weights", plan.total(), plan.weights);
+/// # Ok::<(), sinew_models::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Packed weights, embedding tables, biases and the weights of norms.
+    pub weights: usize,
+    /// Keys and values.
+    pub cache: usize,
+    /// Activations and inputs of a step.
+    pub activations: usize,
+    /// Rotary embeddings by position.
+    pub tables: usize,
+    /// Rows of logits.
+    pub logits: usize,
+}
+
+impl DeviceBytes {
+    /// The sum of all fields.
+    pub fn total(&self) -> usize {
+        sum(self.parts().map(|(_, bytes)| bytes))
+    }
+
+    /// Each field with its name in messages.
+    pub(crate) fn parts(&self) -> [Taken; 5] {
+        let &Self { weights, cache, activations, tables, logits } = self;
+        [
+            ("weights", weights),
+            ("KV cache", cache),
+            ("activations", activations),
+            ("rotary tables", tables),
+            ("logits", logits),
+        ]
+    }
+}
+
+/// The name of a use of memory, and its bytes.
+pub(crate) type Taken = (&'static str, usize);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::QuantizedFormat;
 use super::awq::Awq;
 use super::config::{MAX_BITS, refuse, unsupported};
-use super::format::QuantizedFormat;
 use super::gptq::{Dynamic, EXTRA, Gptq};
 use super::patterns::{Budget, Expression};
 use crate::error::Result;

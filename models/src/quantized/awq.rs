@@ -9,9 +9,9 @@ use std::borrow::Cow;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::QuantizedFormat;
 use super::bits::Bits;
 use super::config::{bits, expect, group_size, unsupported};
-use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Probe, SCALES, scale_dtype};

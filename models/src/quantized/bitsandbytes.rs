@@ -12,8 +12,8 @@ use std::borrow::Cow;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::QuantizedFormat;
 use super::config::{expect, unsupported};
-use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, Nested, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;

@@ -17,9 +17,9 @@ use safetensors::Dtype;
 use serde_json::{Map, Value};
 use sinew_tensor::DType;
 
+use super::QuantizedFormat;
 use super::bits::Bits;
 use super::config::{MAX_BITS, block_size, expect, group_size, patterns, refuse, unsupported};
-use super::format::QuantizedFormat;
 use super::fp8::{self, ScaleOf};
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Parts, StoredModule};

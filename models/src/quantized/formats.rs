@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::QuantizedFormat;
 use super::auto_round;
 use super::awq::Awq;
 use super::bitsandbytes::{self, Nf4};
 use super::compressed::Compressed;
 use super::config::unsupported;
-use super::format::QuantizedFormat;
 use super::fp8::Fp8;
 use super::gptq::Gptq;
 use super::mxfp4::Mxfp4;

@@ -11,8 +11,8 @@ use std::borrow::Cow;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
+use super::QuantizedFormat;
 use super::config::{block_size, expect, unsupported};
-use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::{Found, Probe, SCALES, scale_dtype};

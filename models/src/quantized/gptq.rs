@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use safetensors::Dtype;
 use sinew_tensor::DType;
 
+use super::QuantizedFormat;
 use super::bits::Bits;
 use super::config::{bits, expect, group_size, refuse, unsupported};
-use super::format::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored, ZerosLayout};
 use super::module::{Groups, Parts, StoredModule};
 use super::patterns::{Budget, Expression};

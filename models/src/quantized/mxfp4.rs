@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use safetensors::Dtype;
 use sinew_tensor::{BlockValues, DType};
 
-use super::format::QuantizedFormat;
+use super::QuantizedFormat;
 use super::layout::{CodesLayout, ScalesLayout, Stored};
 use super::module::{Groups, Parts, StoredModule};
 use super::probe::Probe;

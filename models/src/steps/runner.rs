@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use sinew_ops::Context;
 
+use super::check_length;
 use super::logits::Logits;
-use super::prompt::check_length;
 use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::config::check_tokens;
 use crate::decoder::Decoder;
 use crate::decoder::batch::{Batch, Wanted};
-use crate::limits::Limits;
+use crate::load_options::Limits;
 use crate::{Error, Result};
 
 /// A cache, and the step that is put together of sequences in it.

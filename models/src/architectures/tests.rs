@@ -1,4 +1,0 @@
-//! Configs as they are published.
-
-mod decoders;
-mod encoders;
