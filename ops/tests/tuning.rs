@@ -555,3 +555,35 @@ fn every_problem_is_measured_once_while_there_is_time_and_none_after_it() {
     assert_eq!((endless.problems.len(), endless.left), (3, 0));
     assert!(tuned.seconds < 60.0, "{} s", tuned.seconds);
 }
+
+/// A launch of a plan neither asks a row again whether it takes the problem, nor how much workspace it needs.
+#[test]
+fn planned_launches_ask_nothing_again() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let asked = Row {
+        name: "gemm.cpu.asked",
+        admits: |_, _| {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        },
+        workspace: |_, _, _| {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            0
+        },
+        cost: |_, _, _| 0.0,
+        ..usual()
+    };
+    let ctx = context(&[asked], true);
+    let plan = ctx.plan::<Gemm>(problem(), &[CALL]).unwrap();
+    assert_eq!(plan.rows()[0].1.row().name, "gemm.cpu.asked");
+    let a = ctx.tensor(&[1.0f32; M * K], &[1, M, K]).unwrap();
+    let b = ctx.tensor(&[1.0f32; K * N], &[1, K, N]).unwrap();
+    let mut d = ctx.tensor(&[0.0f32; M * N], &[1, M, N]).unwrap();
+    assert!(ASKED.swap(0, Ordering::Relaxed) > 0);
+    for _ in 0..2 {
+        // The plan made no room for the row's workspace, which the first launch does.
+        plan.run(&ctx, &CALL, &[Some(a.view()), Some(b.view())], &[d.view_mut().unwrap()]).unwrap();
+        assert_eq!(d.to_vec::<f32>().unwrap(), vec![K as f32; M * N]);
+    }
+    assert_eq!(ASKED.load(Ordering::Relaxed), 0);
+}
