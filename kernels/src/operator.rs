@@ -199,7 +199,7 @@ pub fn refuse(operator: &'static str, reason: impl Into<String>) -> Error {
     Error::Operands { operator, reason: reason.into() }
 }
 
-/// Where a row runs: a stream, and memory from which the row takes its workspace.
+/// A stream to run a row on, and memory for the workspace of the row.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
     stream: &'a Arc<dyn Stream>,
@@ -354,7 +354,19 @@ pub struct Row<O: Operator> {
 }
 
 impl<O: Operator> Row<O> {
-    /// Binds the row to a problem on a device, which it must admit: launches need not ask again.
+    /// Binds the row to a problem on a device. The row must admit the problem, so that launches need not ask again.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use sinew_kernels::cast::{CastStatic, rows};
+    /// use sinew_memory::{Cpu, Device};
+    /// use sinew_tensor::DType;
+    ///
+    /// let cpu: Arc<dyn Device> = Cpu::get();
+    /// let fixed = Arc::new(CastStatic { input: DType::F32, output: DType::BF16 });
+    /// let bound = rows().iter().find_map(|row| row.bind(fixed.clone(), &cpu).ok()).unwrap();
+    /// assert!(bound.row().name.starts_with("cast.cpu") && *bound.fixed() == fixed);
+    /// ```
     ///
     /// # Errors
     /// [`Error::NoKernel`] with the row's reason.
@@ -367,7 +379,7 @@ impl<O: Operator> Row<O> {
         (self.admits)(fixed, device.hardware()).map_err(|reason| refused(O::NAME, fixed, device, self.name, &reason))
     }
 
-    /// Checks that the row admits the problem, and the operands, and runs.
+    /// Checks the problem and the operands, then runs the row.
     ///
     /// # Errors
     /// A problem that it does not admit, and those of [`Bound::launch`].
@@ -417,7 +429,7 @@ impl<O: Operator> Bound<O> {
         &self.fixed
     }
 
-    /// Checks the operands, which each call brings anew, and runs.
+    /// Checks the operands, then runs the row.
     ///
     /// # Errors
     /// Operands that do not fit the problem, a stream of a device that the row does not run on, [`Error::Workspace`]

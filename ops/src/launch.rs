@@ -242,16 +242,15 @@ impl<O: Operator> Planned<O> {
         outputs: &[ViewMut<'_>],
     ) -> Result<()> {
         let (bucket, operands) = (O::bucket(*call), Operands { inputs, outputs });
-        let (moved, chosen);
-        let planned = self.rows.iter().find(|(b, _)| *b == bucket);
-        let bound = if let Some(row) = self.moved.get(&bucket) {
-            moved = row;
-            &moved
-        } else if let Some((_, row)) = planned {
-            row
-        } else {
-            chosen = ctx.choices().get::<O>(ctx, &self.fixed, call)?;
-            &chosen
+        let moved = self.moved.get(&bucket);
+        let planned = || self.rows.iter().find(|(b, _)| *b == bucket).map(|(_, bound)| bound);
+        let chosen;
+        let bound = match moved.as_ref().or_else(planned) {
+            Some(bound) => bound,
+            None => {
+                chosen = ctx.choices().get::<O>(ctx, &self.fixed, call)?;
+                &chosen
+            }
         };
         if let Some(next) = ctx.launch(bound, call, operands)? {
             self.moved.set(bucket, next);

@@ -88,7 +88,7 @@ impl Line {
     /// Sixteen elements one by one, the first `n` of the line or those that an order names; of any type, codes too.
     ///
     /// # Safety
-    /// As for [`Line::load`]; an order has `n` numbers.
+    /// The contract of [`Line::load`] holds, and an order has `n` numbers.
     #[inline(always)]
     pub(crate) unsafe fn gather<S: Simd>(self, order: Option<*const u32>, n: usize) -> S::F {
         debug_assert!(n <= LANES);

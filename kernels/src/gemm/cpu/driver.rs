@@ -96,9 +96,8 @@ pub(crate) struct Grouped<'v, 'a> {
 /// in `offsets(g)..offsets(g + 1)`. There is no residual.
 ///
 /// # Safety
-/// The operands are those of the problem and of its types; offsets do not decrease and are at most `rows`; the launch
-/// holds [`grouped_workspace`](super::plan::grouped_workspace); the machine has the level of the tiles, and what their
-/// loop needs besides.
+/// The operands are those of the problem and of its types; offsets do not decrease and are at most `rows`; the machine
+/// has the level of the tiles, and what their loop needs besides.
 pub(crate) unsafe fn run_grouped(
     tiles: &'static Tiles,
     launch: &Launch<'_>,
@@ -139,7 +138,7 @@ impl Product<'_> {
     /// Multiplies runs of rows, each told with its right operand's number and where in the batch its rows are counted from.
     ///
     /// # Safety
-    /// The rows are the operands', and the launch holds the plan's workspace.
+    /// The rows are the operands'.
     unsafe fn run(
         &self,
         launch: &Launch<'_>,
