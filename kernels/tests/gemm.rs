@@ -581,6 +581,16 @@ fn codes_are_packed_as_they_are_and_into_no_other_format() {
         assert!(WeightRows::from_codes(Codes { codes: &codes[1..], ..given }, n, k).is_err());
         assert!(WeightRows::from_codes(Codes { scales: &scale_bytes[2..], ..given }, n, k).is_err());
         assert!(WeightRows::from_codes(Codes { zeros: &zeros[1..], ..given }, n, k).is_err());
+        if format.zero_points() {
+            let with = |zero| {
+                let mut zeros = zeros.clone();
+                zeros[7] = zero;
+                WeightRows::from_codes(Codes { zeros: &zeros, ..given }, n, k).map(drop)
+            };
+            let refused = [9, -9, i8::MIN].map(|zero| with(zero).is_err());
+            assert_eq!(refused, [values == BlockValues::Int4; 3], "{values:?}");
+            assert!([8, -8].into_iter().all(|zero| with(zero).is_ok()), "{values:?}");
+        }
         for other in formats().filter(|other| other.encoding() != Encoding::Blocks(format)) {
             let mut packed = vec![0; other.packed_bytes(n, k, false)];
             assert!(other.pack(&team, SimdLevel::Portable, &weights, &mut packed).is_err(), "{}", other.name());

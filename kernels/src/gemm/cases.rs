@@ -14,6 +14,11 @@ use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, W
 use crate::support::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
+/// Whether a step of K is one of those that [`Values::Cancelling`] multiplies with zeros.
+fn cancels(step: usize) -> bool {
+    !step.is_multiple_of(3)
+}
+
 /// A packed weight with the values `[N, K]` that it holds.
 pub(crate) fn packed(
     generator: &mut Generator,
@@ -24,10 +29,25 @@ pub(crate) fn packed(
 ) -> Result<HostOperand> {
     // A format of blocks holds what it rounds these to, or codes that are drawn.
     let dtype = format.dtype().unwrap_or(DType::F32);
+    let are_zero = values == Values::Cancelling;
     let mut values: Vec<f64> = (0..n * k).map(|_| generator.value(values, dtype)).collect();
+    if are_zero {
+        (0..n * k).filter(|at| cancels(at % k)).for_each(|at| values[at] = 0.0);
+    }
     let bytes = encode(dtype, &values);
     let drawn = match format.encoding() {
-        Encoding::Blocks(blocks) if generator.below(2) == 0 => Some(draw_codes(generator, blocks, n, k)),
+        Encoding::Blocks(blocks) if generator.below(2) == 0 => {
+            let mut drawn = draw_codes(generator, blocks, n, k);
+            if are_zero {
+                let (_, codes, _, zeros) = &mut drawn;
+                let groups = k.div_ceil(blocks.group());
+                for at in (0..n * k).filter(|at| cancels(at % k)) {
+                    let zero = zeros.get(at / k * groups + at % k / blocks.group()).copied().unwrap_or(0);
+                    codes[at] = blocks.values().code(zero.into());
+                }
+            }
+            Some(drawn)
+        }
         _ => None,
     };
     let sources = [match &drawn {
@@ -71,7 +91,9 @@ fn draw_codes(
     let groups = n * k.div_ceil(format.group());
     let scales: Vec<f64> =
         (0..groups).map(|_| format.scale_dtype().round(generator.normal() / f64::from(values.extreme()))).collect();
-    let zero = |generator: &mut Generator| generator.below(1 << values.bits()) as f64 + f64::from(values.extreme());
+    // Those of int4 may be 8, as GPTQ's first version has them.
+    let most = (1 << values.bits()) + usize::from(values.bits() == 4);
+    let zero = |generator: &mut Generator| generator.below(most) as f64 + f64::from(values.extreme());
     let zeros = if format.zero_points() { (0..groups).map(|_| zero(generator) as i8).collect() } else { Vec::new() };
     (format, codes, encode(format.scale_dtype(), &scales), zeros)
 }
@@ -194,7 +216,6 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
                 1 => (integers[t / 4 % integers.len()], Compute::Int8),
                 _ => (blocks[t % blocks.len()], compute),
             };
-            let values = if let Rhs::Packed(format) = b { values_with(format, values) } else { values };
             let fixed = GemmStatic { b, compute, ..fixed.clone() };
             let gathered = matches!(b, Rhs::Packed(_)) && (t / 2 + t / 8) % 2 == 0;
             let fixed = GemmStatic { gathered, ..fixed };
@@ -211,15 +232,6 @@ fn normed_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
 pub(crate) fn share(n: usize, all: usize, bytes: usize) -> usize {
     const PANELS: usize = 8 * PANEL;
     if all <= bytes { n } else { (n as u128 * bytes as u128 / all as u128) as usize / PANELS * PANELS + PANELS }.min(n)
-}
-
-/// Values to multiply with a weight in a format: with zero points an infinity may become NaN, see the
-/// [module](super).
-pub(crate) fn values_with(format: &Format, values: Values) -> Values {
-    match format.encoding() {
-        Encoding::Blocks(blocks) if blocks.zero_points() && values == Values::Special => Values::Normal,
-        _ => values,
-    }
 }
 
 /// The packed formats of blocks of some values.
@@ -247,8 +259,7 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
             for (j, (b, compute)) in problems.into_iter().enumerate() {
                 let mut epilogue = epilogues[(t + j) % epilogues.len()];
                 let values = [Values::Normal, Values::Normal, Values::Special, Values::Integers, Values::Subnormal];
-                let values =
-                    if let Rhs::Packed(format) = b { values_with(format, values[t % 5]) } else { values[t % 5] };
+                let values = values[t % 5];
                 if values == Values::Subnormal {
                     (epilogue.activation, epilogue.gated) = (None, false);
                 }
@@ -263,6 +274,21 @@ fn block_cases(depth: Depth, epilogues: &[Epilogue]) -> Vec<Case<Gemm>> {
         }
     }
     cases
+}
+
+/// Products of which most activations are huge and meet weights of zero, in every format that has zero points.
+fn cancelling_cases() -> impl Iterator<Item = Case<Gemm>> {
+    const ROWS: [usize; 6] = [1, 2, 4, 7, 13, 40];
+    let with_zeros =
+        formats().filter(|format| matches!(format.encoding(), Encoding::Blocks(blocks) if blocks.zero_points()));
+    with_zeros.flat_map(|format| [Compute::F32, Compute::Bf16].map(|compute| (format, compute))).enumerate().map(
+        |(i, (format, compute))| {
+            let a = DType::COMPUTE[i / 4 % 3];
+            let fixed = GemmStatic::new(70, 600, a, Rhs::Packed(format), DType::F32, compute);
+            let call = GemmDynamic { batch: 1, m: ROWS[i / 2 % ROWS.len()] };
+            Case { fixed, call, lay: Lay::Contiguous, values: Values::Cancelling, seed: 3000 + i as u64 }
+        },
+    )
 }
 
 /// A small product.
@@ -376,6 +402,7 @@ impl Reference for Gemm {
             }
         }
         cases.extend(block_cases(depth, &epilogues));
+        cases.extend(cancelling_cases());
         cases.extend(normed_cases(depth, &epilogues));
         // What the crate that serves as a foreign row takes.
         for (i, &[batch, m, n, k]) in SHAPES.iter().enumerate() {
@@ -408,7 +435,18 @@ impl Reference for Gemm {
             let at = Lay::ALL.iter().position(|&lay| lay == case.lay).unwrap_or(0);
             Lay::ALL[(at + shift * (case.seed as usize % 3)) % Lay::ALL.len()]
         };
-        let a = generator.operand(fixed.a, &[batch, m, k], case.lay, case.values)?;
+        let a = match case.values {
+            Values::Cancelling => {
+                let huge = if fixed.a == DType::F16 { 2f64.powi(12) } else { 2f64.powi(100) };
+                let value = |at: usize| {
+                    let x = generator.value(case.values, fixed.a);
+                    if cancels(at % k) { fixed.a.round(huge * x) } else { x }
+                };
+                let values = (0..batch * m * k).map(value).collect();
+                host_operand(fixed.a, &[batch, m, k], case.lay, values, false)?
+            }
+            values => generator.operand(fixed.a, &[batch, m, k], case.lay, values)?,
+        };
         let b = match fixed.b {
             Rhs::Strided(dtype) => generator.operand(dtype, &[batch, k, n], lay(1), others)?,
             Rhs::Packed(format) => packed(&mut generator, format, [n, k], epilogue.gated, others)?,

@@ -33,10 +33,9 @@
 //! - `gemm.int8-groups`: products of int8 with the integers of a group of a block-quantized weight (of 128 steps, of
 //!   tensors) summed exactly, and these sums, scaled, in one chain of fused multiply-adds (`gemm.int8-groups.mul-add`
 //!   where they round twice).
-//! - `gemm.fma-groups`: of each group of a block-quantized weight a chain `t = fma(a, q, t)`, less the zero point times
-//!   the sum of `a` where there is one, and these, scaled, in a chain of fused multiply-adds (`gemm.mul-add-groups`
-//!   where they round twice); `gemm.dpbf16-groups` with chains of `vdpbf16ps`. Where there are zero points an infinite
-//!   activation may give NaN for an infinity, as both sums are infinite.
+//! - `gemm.fma-groups`: of each group of a block-quantized weight a chain `t = fma(a, q - zero, t)`, and these, scaled,
+//!   in a chain of fused multiply-adds (`gemm.mul-add-groups` where they round twice); `gemm.dpbf16-groups` with chains
+//!   of `vdpbf16ps`. The difference of a code and its zero point is exact.
 //! - `gemm.int16-groups`: as `gemm.int8-groups`, of activations in bf16. Those of a group are held in block floating
 //!   point, `x ≈ 2^n · q` with integers `q = round(x / 2^n)` of 16 bits and the smallest `n` from -126 on for which none is
 //!   above 32,639. They err by at most `2^(n-1)`, a 32,639th of the largest; what is above a 64th of the largest by

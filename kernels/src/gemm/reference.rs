@@ -62,7 +62,6 @@ fn sum(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]
         error += held::step_error(fixed, arithmetic, &left, &right);
     }
     let sum = Sum::of(held::held(fixed, arithmetic, &left).into_iter().zip(right), arithmetic);
-    let error = error + zero_point_error(case, host, arithmetic, [b, m, n]);
     Sum { error: sum.error + if error.is_nan() { 0.0 } else { error }, ..sum }
 }
 
@@ -76,44 +75,9 @@ pub(crate) fn gathered(left: &[f64], order: Option<&[f64]>) -> Vec<f64> {
     (0..left.len()).map(|step| left[column(step, order)]).collect()
 }
 
-/// What rounding adds where `Σ a·q` and the zero point times `Σ a` are summed apart.
-fn zero_point_error(case: &Case<Gemm>, host: &HostOperands, arithmetic: Arithmetic, [b, m, n]: [usize; 3]) -> f64 {
-    let (fixed, k) = (&case.fixed, case.fixed.k);
-    let Ok(packed) = host.input(super::B).tensor.buffer().as_slice::<u8>() else { return f64::NAN };
-    let left = &host.input(super::A).values[(b * case.call.m + m) * k..][..k];
-    let vector = |position: usize| host.inputs[position].as_ref().map(|operand| operand.values.as_slice());
-    let norm = fixed.norm_alone();
-    let normed = norm.as_ref().map(|norm| Normed::new(norm, left, vector(NORM_WEIGHT), vector(NORM_BIAS)));
-    let values: Vec<f64> = (0..k).map(|i| normed.as_ref().map_or(left[i], |row| row.value(i))).collect();
-    apart_error(fixed, packed, &gathered(&values, vector(ORDER)), n, arithmetic)
-}
-
-/// The same of a row's values and an output of a packed weight: both sums may be larger than what is left of them.
-fn apart_error(fixed: &GemmStatic, packed: &[u8], left: &[f64], output: usize, arithmetic: Arithmetic) -> f64 {
-    match (fixed.b, fixed.panel_kind().and_then(PanelKind::blocks)) {
-        // In int8 both are integers, and exact.
-        (Rhs::Packed(format), Some(blocks))
-            if blocks.zero_points() && fixed.k > 0 && fixed.compute != Compute::Int8 =>
-        {
-            let magnitudes = format.magnitudes(packed, fixed.k, fixed.outputs(), output);
-            2.0 * Sum::of(left.iter().copied().zip(magnitudes), arithmetic).error
-        }
-        _ => 0.0,
-    }
-}
-
-/// `Σ a·b` of a row in the weight's order and an output of a packed weight, whose values are `right`.
-pub(crate) fn packed_sum(
-    fixed: &GemmStatic,
-    packed: &[u8],
-    left: &[f64],
-    (output, right): (usize, &[f64]),
-    arithmetic: Arithmetic,
-) -> Sum {
-    let left = held::held(fixed, arithmetic, left);
-    let sum = Sum::of(left.iter().copied().zip(right.iter().copied()), arithmetic);
-    let apart = apart_error(fixed, packed, &left, output, arithmetic);
-    Sum { error: sum.error + if apart.is_nan() { 0.0 } else { apart }, ..sum }
+/// `Σ a·b` of a row in the weight's order and an output of a packed weight.
+pub(crate) fn packed_sum(fixed: &GemmStatic, left: &[f64], right: &[f64], arithmetic: Arithmetic) -> Sum {
+    Sum::of(held::held(fixed, arithmetic, left).into_iter().zip(right.iter().copied()), arithmetic)
 }
 
 /// Whether small integers come through an activation exactly, unless gated: factors are powers of two, and sums below
@@ -127,22 +91,24 @@ impl Sum {
     ///
     /// A chain of K roundings errs by at most `K·u` of `Σ|a·b|`, in practice by some `√K·u` of the norms' product. Half
     /// of that leeway more is given: enough for the worst of many elements, and far below one product that is missing,
-    /// which the worst-case bound `2·K·eps` would let pass from K = 2,000 on.
+    /// which the worst-case bound `2·K·eps` would let pass from K = 2,000 on. Where large numbers meet zeros, `4·K·u` of
+    /// `Σ|a·b|` is less, and counts.
     pub(crate) fn of(products: impl Iterator<Item = (f64, f64)>, arithmetic: Arithmetic) -> Self {
         let (mut value, mut left_norm, mut right_norm) = (0.0, 0.0f64, 0.0f64);
-        let (mut left_max, mut right_max, mut k) = (0.0f64, 0.0f64, 0.0);
+        let (mut left_max, mut right_max, mut k, mut magnitudes) = (0.0f64, 0.0f64, 0.0, 0.0);
         for (x, y) in products {
             value += x * y;
             k += 1.0;
             if x.is_finite() && y.is_finite() {
                 left_norm += x * x;
                 right_norm += y * y;
+                magnitudes += (x * y).abs();
                 left_max = left_max.max(x.abs());
                 right_max = right_max.max(y.abs());
             }
         }
-        let factor = (12.0 * f64::sqrt(k) + 4.0).min(4.0 * k) * U;
-        let mut error = factor * (left_norm * right_norm).sqrt() + k * TINY;
+        let usual = (12.0 * f64::sqrt(k) + 4.0).min(4.0 * k) * (left_norm * right_norm).sqrt();
+        let mut error = usual.min(4.0 * k * magnitudes) * U + k * TINY;
         if arithmetic.flushes_subnormals {
             error += k * NORMAL * (1.0 + left_max + right_max);
         }

@@ -5,7 +5,7 @@ use sinew_tensor::{DType, Layout, Tensor};
 
 use super::{GroupedGemm, GroupedGemmDynamic, GroupedGemmStatic};
 use crate::activation::Activation;
-use crate::gemm::cases::{packed, share, shuffled, values_with};
+use crate::gemm::cases::{packed, share, shuffled};
 use crate::gemm::reference::{gathered, packed_sum};
 use crate::harness::case::{
     Case, Depth, Expected, Generator, HostOperand, HostOperands, Lay, Reference, Values, cut, elements, host_operand,
@@ -134,7 +134,7 @@ impl Reference for GroupedGemm {
             cases.extend([Some(fixed), in_rows, Some(in_blocks), in_int8].into_iter().flatten().map(|fixed| Case {
                 call,
                 lay,
-                values: values_with(fixed.format, values),
+                values,
                 seed: t as u64,
                 fixed,
             }));
@@ -179,11 +179,9 @@ impl Reference for GroupedGemm {
         let order = host.inputs[Self::ORDER].as_ref().map(|order| &order.values[group * k..][..k]);
         let left = gathered(left, order);
         let weights = host.input(Self::B);
-        let Ok(packed) = weights.tensor.buffer().as_slice::<u8>() else { return Expected::exact(f64::NAN) };
-        let packed = &packed[group * fixed.weight_bytes()..][..fixed.weight_bytes()];
         let output = |n: usize| {
             let right = &weights.values[(group * fixed.n + n) * k..][..k];
-            let sum = packed_sum(&fixed.product(), packed, &left, (n, right), arithmetic);
+            let sum = packed_sum(&fixed.product(), &left, right, arithmetic);
             host.inputs[Self::BIAS].as_ref().map_or(sum, |bias| sum.biased(bias.values[group * fixed.n + n]))
         };
         let x = output(column);

@@ -38,7 +38,7 @@ pub struct Codes<'a> {
     pub codes: &'a [u8],
     /// `[rows, groups]` of the format's dtype, in little-endian order.
     pub scales: &'a [u8],
-    /// `[rows, groups]` where the format has zero points, else none.
+    /// `[rows, groups]` where the format has zero points, else none: of int4 from -8 to 8.
     pub zeros: &'a [i8],
 }
 
@@ -180,7 +180,7 @@ impl<'a> WeightRows<'a> {
     /// ```
     ///
     /// # Errors
-    /// Other numbers of codes, scales or zero points.
+    /// Other numbers of codes, scales or zero points; zero points of int4 that are not from -8 to 8.
     pub fn from_codes(codes: Codes<'a>, rows: usize, k: usize) -> Result<Self> {
         let Codes { format, codes, scales, zeros } = codes;
         Self::of_codes(format, codes.into(), scales.into(), zeros.into(), [rows, k])
@@ -214,6 +214,12 @@ impl<'a> WeightRows<'a> {
             return Err(refuse(format!(
                 "{codes} codes, {scales} bytes of scales and {zeros} zero points of {rows} rows of {k} in {format}"
             )));
+        }
+        // So many that a difference of code and zero point has one bit more than a code.
+        let most = 1i32 << (format.values().bits() - 1);
+        if let Some(zero) = zeros.iter().find(|&&zero| i32::from(zero).abs() > most) {
+            let format = Encoding::Blocks(format);
+            return Err(refuse(format!("a zero point of {zero} in {format}: it has -{most} to {most}")));
         }
         Ok(Self { rows, k, step: 1, values: Values::Codes { format, codes, scales, zeros } })
     }

@@ -134,13 +134,4 @@ impl Format {
         }
         Ok(())
     }
-
-    /// `|scale| · (|q| + |zero|)` of every value of an output of a weight in blocks, for references.
-    pub(crate) fn magnitudes(&self, packed: &[u8], k: usize, outputs: Outputs, output: usize) -> Vec<f64> {
-        let Some(format) = self.panel_kind().and_then(PanelKind::blocks) else { return Vec::new() };
-        let (panel, lane) = outputs.place(output);
-        let bytes = blocks::bytes(format, k);
-        let of = |Element { q, scale, zero }: Element| f64::from(scale.abs()) * f64::from(q.abs() + zero.abs());
-        (0..k).map(|k| of(blocks::element(format, &packed[panel * bytes..][..bytes], lane, k))).collect()
-    }
 }

@@ -4,11 +4,11 @@
 use std::marker::PhantomData;
 
 use sinew_memory::{Hardware, SimdLevel};
-use sinew_tensor::BlockFormat;
+use sinew_tensor::{BlockFormat, BlockValues};
 
-use super::codes::{Codes, Expanded, with_codes};
+use super::codes::{Bytes, Codes, Expanded, Nibbles, with_codes};
 use super::expand::{Expands, expand};
-use super::groups::{Group, Products, Steps, less_zeros, multiply};
+use super::groups::{Group, Products, Steps, multiply};
 use super::pack;
 use super::tile::{Block, Expansion, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
@@ -18,7 +18,7 @@ use crate::packed::blocks::LINE;
 use crate::rates::predicted;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{Part, Portable, Simd};
+use crate::simd::{LANES, Part, Portable, Simd};
 use crate::{Arithmetic, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.mul-add-groups");
@@ -121,16 +121,32 @@ loops! {
     expanded_avx512<R, H> => expanded::<Avx512, R, H>;
 }
 
+/// An expression with the products of a format: those of integers with zero points are compiled by themselves.
+macro_rules! with_products {
+    ($simd:ident, $format:expr, $products:ident => $body:expr) => {
+        match ($format.values(), $format.zero_points()) {
+            (BlockValues::Int4, true) => {
+                let $products = Fma::<$simd, Nibbles, true>::of($format);
+                $body
+            }
+            (BlockValues::Int8, true) => {
+                let $products = Fma::<$simd, Bytes, true>::of($format);
+                $body
+            }
+            (values, _) => with_codes!(values, C => {
+                let $products = Fma::<$simd, C, false>::of($format);
+                $body
+            }),
+        }
+    };
+}
+
 /// [`multiply`] with every kind of codes.
 #[inline(always)]
 unsafe fn groups<S: Simd, const R: usize, const H: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
     // SAFETY: passed on; the codes are the format's.
-    unsafe {
-        with_codes!(format.values(), C => {
-            multiply::<_, R, 1, H, H>(Fma::<S, C>::of(format), format, block)
-        })
-    }
+    unsafe { with_products!(S, format, products => multiply::<_, R, 1, H, H>(products, format, block)) }
 }
 
 /// [`multiply`] with what codes stand for.
@@ -138,7 +154,7 @@ unsafe fn groups<S: Simd, const R: usize, const H: usize>(block: Block) {
 unsafe fn expanded<S: Simd, const R: usize, const H: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
-    unsafe { multiply::<_, R, 1, H, H>(Fma::<S, Expanded>::of(format), format, block) };
+    unsafe { multiply::<_, R, 1, H, H>(Fma::<S, Expanded, false>::of(format), format, block) };
 }
 
 /// Looks up the codes of a block of a panel, at a level.
@@ -162,48 +178,65 @@ impl Part for Expanding {
     unsafe fn run<S: Simd>(self) {
         let Self { format, b, steps, to } = self;
         // SAFETY: passed on; the codes are the format's.
-        unsafe { with_codes!(format.values(), C => expand(Fma::<S, C>::of(format), format, b, steps, to)) }
+        unsafe { with_products!(S, format, products => expand(products, format, b, steps, to)) }
     }
 }
 
-/// Multiply-adds of f32.
+/// Multiply-adds of f32. If `ZEROS`, codes have their zero points subtracted as they are looked up: that is exact, where
+/// `Σ a·q` and the zero point times `Σ a` would cancel.
 #[derive(Clone, Copy)]
-struct Fma<S, C> {
+struct Fma<S, C, const ZEROS: bool> {
     codes: C,
     simd: PhantomData<S>,
 }
 
-impl<S, C: Codes> Fma<S, C> {
+impl<S, C: Codes, const ZEROS: bool> Fma<S, C, ZEROS> {
     fn of(format: BlockFormat) -> Self {
         Self { codes: C::new(format.values()), simd: PhantomData }
     }
 }
 
-impl<S: Simd, C: Codes> Steps for Fma<S, C> {
+impl<S: Simd, C: Codes, const ZEROS: bool> Steps for Fma<S, C, ZEROS> {
     const PACKING: Packing = pack::singles::<S>();
     const STEPS: usize = C::PER_WORD;
 }
 
-impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S, C> {
+impl<S: Simd, C: Codes, const ZEROS: bool, const R: usize, const H: usize> Products<R, H> for Fma<S, C, ZEROS> {
     type S = S;
-    type Sums = [[S::F; H]; R];
-    const LOADED: usize = H + 2;
+    /// The sums, and the zero points that are subtracted.
+    type Sums = ([[S::F; H]; R], [S::F; H]);
+    const LOADED: usize = if ZEROS { 2 * H + 2 } else { H + 2 };
     const LIGHT: bool = false;
 
     #[inline(always)]
-    unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { [[S::splat(0.0); H]; R] }
+    unsafe fn start(self, group: Group) -> Self::Sums {
+        // SAFETY: passed on; a format with zero points has one of each output.
+        unsafe {
+            let mut zeros = [S::splat(0.0); H];
+            for h in 0..if ZEROS { H } else { 0 } {
+                zeros[h] = S::load_i8(group.zeros.add(h * LANES));
+            }
+            ([[S::splat(0.0); H]; R], zeros)
+        }
     }
 
     #[inline(always)]
-    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
+    unsafe fn add_line(
+        self,
+        (mut sums, zeros): Self::Sums,
+        a: *const f32,
+        height: usize,
+        words: *const u8,
+    ) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             for k in 0..C::PER_WORD {
                 let mut w = [S::splat(0.0); H];
                 for h in 0..H {
                     w[h] = self.codes.load::<S>(words.add(h * LINE / 2), k);
+                    if ZEROS {
+                        w[h] = S::sub(w[h], zeros[h]);
+                    }
                 }
                 for r in 0..R {
                     let x = S::splat(*a.add(k * height + r));
@@ -213,23 +246,23 @@ impl<S: Simd, C: Codes, const R: usize, const H: usize> Products<R, H> for Fma<S
                 }
             }
         }
-        sums
+        (sums, zeros)
     }
 
     #[inline(always)]
-    unsafe fn finish(self, sums: Self::Sums, group: Group) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { less_zeros::<S, R, H>(sums, group) }
+    unsafe fn finish(self, (sums, _): Self::Sums, _: Group) -> [[S::F; H]; R] {
+        sums
     }
 }
 
-impl<S: Simd, C: Codes> Expands for Fma<S, C> {
+impl<S: Simd, C: Codes, const ZEROS: bool> Expands for Fma<S, C, ZEROS> {
     #[inline(always)]
-    unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
+    unsafe fn expand_words(self, zeros: *const i8, words: *const u8, to: *mut u8) {
         for k in 0..C::PER_WORD {
             // SAFETY: passed on.
             unsafe {
-                S::store(to.add(k * LINE).cast(), self.codes.load::<S>(words, k));
+                let w = self.codes.load::<S>(words, k);
+                S::store(to.add(k * LINE).cast(), if ZEROS { S::sub(w, S::load_i8(zeros)) } else { w });
             }
         }
     }

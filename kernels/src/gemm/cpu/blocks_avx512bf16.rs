@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
-use super::codes_bf16::{Bytes, Expanded, Integers, Nibbles, Pairs};
+use super::codes_bf16::{Bytes, Expanded, Integers, IntegersLessZeros, Nibbles, NibblesLessZeros, Pairs};
 use super::expand::{self, Expands};
-use super::groups::{Group, Products, Steps, halves, less_zeros, multiply, multiply_in_twos, unrolled};
+use super::groups::{Group, Products, Steps, halves, multiply, multiply_in_twos, unrolled};
 use super::pack;
 use super::tile::{Block, Expansion, Loop, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
@@ -16,7 +16,7 @@ use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
 use crate::packed::blocks::LINE;
 use crate::rates::predicted;
-use crate::simd::Avx512;
+use crate::simd::{Avx512, LANES};
 use crate::{Arithmetic, Compute, Refusal};
 
 const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
@@ -65,9 +65,9 @@ loops! {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
     few_nibbles<R> => multiply_nibbles_in_twos::<R>;
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-    nibbles<R, V> => multiply_pairs::<Nibbles, 4, R, V>;
+    nibbles<R, V> => multiply_nibbles::<R, V>;
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-    integers<R, V> => multiply_pairs::<Integers, 2, R, V>;
+    integers<R, V> => multiply_integers::<R, V>;
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c")]
     bytes<R, V> => multiply_pairs::<Bytes, 2, R, V>;
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
@@ -83,9 +83,30 @@ loops! {
 unsafe fn multiply_pairs<P: Pairs, const N: usize, const R: usize, const V: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
+    unsafe { multiply::<_, R, 1, 2, V>(Dots::<P, N>::of(format), format, block) };
+}
+
+/// The same with codes of four bits.
+#[inline(always)]
+unsafe fn multiply_nibbles<const R: usize, const V: usize>(block: Block) {
+    // SAFETY: passed on.
     unsafe {
-        let dots = Dots::<P, N>(P::new(format.values()));
-        multiply::<_, R, 1, 2, V>(dots, format, block);
+        match block.panels.admitted_blocks().zero_points() {
+            true => multiply_pairs::<NibblesLessZeros, 4, R, V>(block),
+            false => multiply_pairs::<Nibbles, 4, R, V>(block),
+        }
+    }
+}
+
+/// The same with integers of a byte.
+#[inline(always)]
+unsafe fn multiply_integers<const R: usize, const V: usize>(block: Block) {
+    // SAFETY: passed on.
+    unsafe {
+        match block.panels.admitted_blocks().zero_points() {
+            true => multiply_pairs::<IntegersLessZeros, 2, R, V>(block),
+            false => multiply_pairs::<Integers, 2, R, V>(block),
+        }
     }
 }
 
@@ -96,8 +117,10 @@ unsafe fn multiply_nibbles_in_twos<const R: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
     // SAFETY: passed on.
     unsafe {
-        let dots = Dots::<_, 4>(Nibbles::new(format.values()));
-        multiply_in_twos::<_, R>(dots, format, block);
+        match format.zero_points() {
+            true => multiply_in_twos::<_, R>(Dots::<NibblesLessZeros, 4>::of(format), format, block),
+            false => multiply_in_twos::<_, R>(Dots::<Nibbles, 4>::of(format), format, block),
+        }
     }
 }
 
@@ -127,18 +150,29 @@ unsafe fn dot_by<const R: usize, const V: usize>(block: Block) {
 
 /// [`expand::expand`] of a kind of codes, with what looks them up.
 macro_rules! expand_by {
-    ($name:ident, $pairs:ty, $count:literal, $features:literal) => {
+    ($name:ident, $pairs:ty, $less_zeros:ty, $count:literal, $features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn $name(format: BlockFormat, b: *const u8, steps: usize, to: *mut u8) {
             // SAFETY: passed on.
-            unsafe { expand::expand(Dots::<_, $count>(<$pairs>::new(format.values())), format, b, steps, to) }
+            unsafe {
+                match format.zero_points() {
+                    true => expand::expand(Dots::<$less_zeros, $count>::of(format), format, b, steps, to),
+                    false => expand::expand(Dots::<$pairs, $count>::of(format), format, b, steps, to),
+                }
+            }
         }
     };
 }
 
-expand_by!(expand_nibbles, Nibbles, 4, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
-expand_by!(expand_integers, Integers, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
-expand_by!(expand_bytes, Bytes, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
+expand_by!(expand_nibbles, Nibbles, NibblesLessZeros, 4, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c");
+expand_by!(
+    expand_integers,
+    Integers,
+    IntegersLessZeros,
+    2,
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c"
+);
+expand_by!(expand_bytes, Bytes, Bytes, 2, "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c");
 
 unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
     let format = panels.admitted_blocks();
@@ -156,6 +190,14 @@ unsafe fn expand(panels: PanelKind, b: *const u8, steps: usize, to: *mut u8) {
 #[derive(Clone, Copy)]
 struct Dots<P, const N: usize>(P);
 
+impl<P: Pairs, const N: usize> Dots<P, N> {
+    #[inline(always)]
+    unsafe fn of(format: BlockFormat) -> Self {
+        // SAFETY: passed on.
+        unsafe { Self(P::new(format.values())) }
+    }
+}
+
 impl<P: Pairs, const N: usize> Steps for Dots<P, N> {
     const PACKING: Packing = pack::pairs::<Avx512>();
     const STEPS: usize = N;
@@ -164,24 +206,37 @@ impl<P: Pairs, const N: usize> Steps for Dots<P, N> {
 /// `vdpbf16ps`.
 impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> for Dots<P, N> {
     type S = Avx512;
-    type Sums = [[__m512; V]; R];
-    const LOADED: usize = V * N + P::TABLES;
+    /// The sums, and the zero points that are subtracted.
+    type Sums = ([[__m512; V]; R], [P::Zeros; V]);
+    const LOADED: usize = V * N + P::TABLES + V * size_of::<P::Zeros>() / size_of::<__m512>();
     const LIGHT: bool = false;
 
     #[inline(always)]
-    unsafe fn start(self, _: *const f32, _: usize) -> Self::Sums {
+    unsafe fn start(self, group: Group) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { [[_mm512_setzero_ps(); V]; R] }
+        unsafe {
+            let mut zeros = [P::zeros(group.zeros); V];
+            for v in 1..V {
+                zeros[v] = P::zeros(group.zeros.wrapping_add(v * LANES));
+            }
+            ([[_mm512_setzero_ps(); V]; R], zeros)
+        }
     }
 
     #[inline(always)]
-    unsafe fn add_line(self, mut sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums {
+    unsafe fn add_line(
+        self,
+        (mut sums, zeros): Self::Sums,
+        a: *const f32,
+        height: usize,
+        words: *const u8,
+    ) -> Self::Sums {
         let a = a.cast::<i32>();
         // SAFETY: passed on.
         unsafe {
-            let mut w = [self.0.load::<N>(words); V];
+            let mut w = [self.0.load::<N>(words, zeros[0]); V];
             for v in 1..V {
-                w[v] = self.0.load::<N>(words.add(v * LINE / 2));
+                w[v] = self.0.load::<N>(words.add(v * LINE / 2), zeros[v]);
             }
             unrolled!(I in 0..N of 4 {
                 for r in 0..R {
@@ -193,22 +248,21 @@ impl<P: Pairs, const N: usize, const R: usize, const V: usize> Products<R, V> fo
                 }
             });
         }
-        sums
+        (sums, zeros)
     }
 
     #[inline(always)]
-    unsafe fn finish(self, sums: Self::Sums, group: Group) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { less_zeros::<Avx512, R, V>(sums, group) }
+    unsafe fn finish(self, (sums, _): Self::Sums, _: Group) -> [[__m512; V]; R] {
+        sums
     }
 }
 
 impl<P: Pairs, const N: usize> Expands for Dots<P, N> {
     #[inline(always)]
-    unsafe fn expand_words(self, words: *const u8, to: *mut u8) {
+    unsafe fn expand_words(self, zeros: *const i8, words: *const u8, to: *mut u8) {
         // SAFETY: passed on.
         unsafe {
-            for (i, pairs) in self.0.load::<N>(words).into_iter().enumerate() {
+            for (i, pairs) in self.0.load::<N>(words, P::zeros(zeros)).into_iter().enumerate() {
                 _mm512_storeu_si512(to.add(i * LINE).cast(), std::mem::transmute::<__m512bh, __m512i>(pairs));
             }
         }

@@ -28,10 +28,24 @@ pub(super) trait Pairs: Copy {
     const COUNT: usize;
     /// Registers of what looks them up.
     const TABLES: usize;
+    /// What is subtracted for the zero points of sixteen outputs; `()` where there are none.
+    type Zeros: Copy;
     /// What looks up the codes of a kind of values.
     unsafe fn new(values: BlockValues) -> Self;
-    /// The pairs of sixteen words at `p`, the first of each before the second.
-    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N];
+    /// The same for the zero points at `p`, which is not read where there are none.
+    unsafe fn zeros(p: *const i8) -> Self::Zeros;
+    /// The pairs of sixteen words at `p`, the first of each before the second, less their zero points.
+    unsafe fn load<const N: usize>(&self, p: *const u8, zeros: Self::Zeros) -> [__m512bh; N];
+}
+
+/// [`Pairs::zeros`] where there are none.
+macro_rules! no_zeros {
+    () => {
+        type Zeros = ();
+
+        #[inline(always)]
+        unsafe fn zeros(_: *const i8) {}
+    };
 }
 
 /// Four bits choose among sixteen words; the table is there twice, so that a fifth is of no account.
@@ -41,6 +55,7 @@ pub(super) struct Nibbles(__m512i);
 impl Pairs for Nibbles {
     const COUNT: usize = 4;
     const TABLES: usize = 1;
+    no_zeros!();
 
     #[inline(always)]
     unsafe fn new(values: BlockValues) -> Self {
@@ -51,7 +66,7 @@ impl Pairs for Nibbles {
     }
 
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+    unsafe fn load<const N: usize>(&self, p: *const u8, (): ()) -> [__m512bh; N] {
         // SAFETY: the caller has AVX-512 and names sixteen words.
         unsafe {
             let words = _mm512_loadu_si512(p.cast());
@@ -66,6 +81,53 @@ impl Pairs for Nibbles {
     }
 }
 
+/// Integers of four bits less zero points: the differences, from -16 to 15, are five bits that choose among the 32 words of
+/// the table.
+#[derive(Clone, Copy)]
+pub(super) struct NibblesLessZeros(__m512i);
+
+impl Pairs for NibblesLessZeros {
+    const COUNT: usize = 4;
+    const TABLES: usize = 2;
+    /// Of each output its zero point, as panels hold codes, in all bytes of a word.
+    type Zeros = __m512i;
+
+    #[inline(always)]
+    unsafe fn new(_: BlockValues) -> Self {
+        let differences: [u16; 32] = std::array::from_fn(|i| {
+            let difference = if i < 16 { i as f32 } else { i as f32 - 32.0 };
+            bf16::from_f32(difference).to_bits()
+        });
+        // SAFETY: the caller has AVX-512, and the array is a register.
+        unsafe { Self(_mm512_loadu_si512(differences.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn zeros(p: *const i8) -> __m512i {
+        // SAFETY: the caller has AVX-512 and names sixteen zero points.
+        unsafe {
+            let words = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
+            let first = _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0);
+            let offset = _mm512_set1_epi8(blocks::offset(BlockValues::Int4) as i8);
+            _mm512_add_epi8(_mm512_shuffle_epi8(words, first), offset)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8, zeros: __m512i) -> [__m512bh; N] {
+        debug_assert_eq!(N, Self::COUNT);
+        // SAFETY: the caller has AVX-512 and names sixteen words.
+        unsafe {
+            let words = _mm512_loadu_si512(p.cast());
+            let mask = _mm512_set1_epi8(0xf);
+            let even = _mm512_sub_epi8(_mm512_and_si512(words, mask), zeros);
+            let odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32::<4>(words), mask), zeros);
+            let steps = [even, odd, _mm512_srli_epi32::<8>(even), _mm512_srli_epi32::<8>(odd)];
+            std::mem::transmute_copy(&steps.map(|codes| _mm512_permutexvar_epi16(codes, self.0)))
+        }
+    }
+}
+
 /// The low and the high bytes of bf16, each in four registers. They are looked up by AVX512-VBMI.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes([[__m512i; 4]; 2]);
@@ -73,6 +135,7 @@ pub(super) struct Bytes([[__m512i; 4]; 2]);
 impl Pairs for Bytes {
     const COUNT: usize = 2;
     const TABLES: usize = 8;
+    no_zeros!();
 
     #[inline(always)]
     unsafe fn new(values: BlockValues) -> Self {
@@ -82,7 +145,7 @@ impl Pairs for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+    unsafe fn load<const N: usize>(&self, p: *const u8, (): ()) -> [__m512bh; N] {
         // SAFETY: the caller has AVX-512 with VBMI and names sixteen words.
         unsafe {
             let bytes = _mm512_loadu_si512(p.cast());
@@ -103,9 +166,44 @@ impl Pairs for Bytes {
 #[derive(Clone, Copy)]
 pub(super) struct Integers(__m512i);
 
+impl Integers {
+    /// 2^23 and 2^15: the lowest byte of the one's bits counts ones, as does the second of the other's.
+    const POWERS: [f32; 2] = [8_388_608.0, 32_768.0];
+
+    /// What is subtracted of each where there are no zero points.
+    const OFFSETS: [f32; 2] = [
+        Self::POWERS[0] + blocks::offset(BlockValues::Int8) as f32,
+        Self::POWERS[1] + blocks::offset(BlockValues::Int8) as f32,
+    ];
+
+    /// The pairs of sixteen words, each of the two less what is `taken`.
+    #[inline(always)]
+    unsafe fn pairs<const N: usize>(&self, p: *const u8, taken: [__m512; 2]) -> [__m512bh; N] {
+        debug_assert_eq!(N, Self::COUNT);
+        // SAFETY: the caller has AVX-512 and names sixteen words.
+        unsafe {
+            let even = _mm512_loadu_si512(p.cast());
+            let steps = [even, _mm512_srli_epi32::<16>(even)];
+            let mut pairs = [even; N];
+            for (byte, pair) in pairs.iter_mut().enumerate() {
+                let power = Self::POWERS[byte].to_bits() as i32;
+                let (mask, bits) = (_mm512_set1_epi32(0xff << (8 * byte)), _mm512_set1_epi32(power));
+                let mut floats = steps;
+                for float in &mut floats {
+                    let sum = _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(*float, mask, bits));
+                    *float = _mm512_castps_si512(_mm512_sub_ps(sum, taken[byte]));
+                }
+                *pair = _mm512_permutex2var_epi16(floats[0], self.0, floats[1]);
+            }
+            std::mem::transmute_copy(&pairs)
+        }
+    }
+}
+
 impl Pairs for Integers {
     const COUNT: usize = 2;
     const TABLES: usize = 4;
+    no_zeros!();
 
     #[inline(always)]
     unsafe fn new(_: BlockValues) -> Self {
@@ -116,27 +214,40 @@ impl Pairs for Integers {
     }
 
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
-        /// 2^23 and 2^15: the lowest byte of the one's bits counts ones, as does the second of the other's.
-        const POWERS: [f32; 2] = [8_388_608.0, 32_768.0];
-        debug_assert_eq!(N, Self::COUNT);
-        // SAFETY: the caller has AVX-512 and names sixteen words.
+    unsafe fn load<const N: usize>(&self, p: *const u8, (): ()) -> [__m512bh; N] {
+        // SAFETY: passed on.
+        unsafe { self.pairs(p, Self::OFFSETS.map(|offset| _mm512_set1_ps(offset))) }
+    }
+}
+
+/// The same less zero points: differences from -255 to 255, whose eight bits bf16 holds.
+#[derive(Clone, Copy)]
+pub(super) struct IntegersLessZeros(Integers);
+
+impl Pairs for IntegersLessZeros {
+    const COUNT: usize = Integers::COUNT;
+    const TABLES: usize = Integers::TABLES;
+    type Zeros = [__m512; 2];
+
+    #[inline(always)]
+    unsafe fn new(values: BlockValues) -> Self {
+        // SAFETY: passed on.
+        unsafe { Self(Integers::new(values)) }
+    }
+
+    #[inline(always)]
+    unsafe fn zeros(p: *const i8) -> [__m512; 2] {
+        // SAFETY: the caller has AVX-512 and names sixteen zero points.
         unsafe {
-            let even = _mm512_loadu_si512(p.cast());
-            let steps = [even, _mm512_srli_epi32::<16>(even)];
-            let mut pairs = [even; N];
-            for (byte, (pair, power)) in pairs.iter_mut().zip(POWERS).enumerate() {
-                let (mask, bits) = (_mm512_set1_epi32(0xff << (8 * byte)), _mm512_set1_epi32(power.to_bits() as i32));
-                let taken = _mm512_set1_ps(power + f32::from(blocks::offset(BlockValues::Int8)));
-                let mut floats = steps;
-                for float in &mut floats {
-                    let sum = _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(*float, mask, bits));
-                    *float = _mm512_castps_si512(_mm512_sub_ps(sum, taken));
-                }
-                *pair = _mm512_permutex2var_epi16(floats[0], self.0, floats[1]);
-            }
-            std::mem::transmute_copy(&pairs)
+            let zeros = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())));
+            Integers::OFFSETS.map(|offset| _mm512_add_ps(zeros, _mm512_set1_ps(offset)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const N: usize>(&self, p: *const u8, zeros: [__m512; 2]) -> [__m512bh; N] {
+        // SAFETY: passed on.
+        unsafe { self.0.pairs(p, zeros) }
     }
 }
 
@@ -147,6 +258,7 @@ pub(super) struct Expanded;
 impl Pairs for Expanded {
     const COUNT: usize = 1;
     const TABLES: usize = 0;
+    no_zeros!();
 
     #[inline(always)]
     unsafe fn new(_: BlockValues) -> Self {
@@ -154,7 +266,7 @@ impl Pairs for Expanded {
     }
 
     #[inline(always)]
-    unsafe fn load<const N: usize>(&self, p: *const u8) -> [__m512bh; N] {
+    unsafe fn load<const N: usize>(&self, p: *const u8, (): ()) -> [__m512bh; N] {
         debug_assert_eq!(N, Self::COUNT);
         // SAFETY: the caller has AVX-512 and names sixteen pairs.
         unsafe { std::mem::transmute_copy(&_mm512_loadu_si512(p.cast())) }

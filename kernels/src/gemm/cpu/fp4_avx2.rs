@@ -124,6 +124,12 @@ impl Dots for Doubled {
     }
 
     #[inline(always)]
+    unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { EvenAndOdd::add_zeros(sums, zeros, x) }
+    }
+
+    #[inline(always)]
     unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
         // SAFETY: passed on.
         unsafe { EvenAndOdd::widen(sums) }

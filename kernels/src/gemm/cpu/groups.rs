@@ -40,11 +40,11 @@ pub(super) trait Products<const R: usize, const V: usize>: Steps {
     const SUMS: usize = 1;
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
-    /// What sums start from.
-    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums;
+    /// What the sums of a group start from, and what is known of the group while its lines are multiplied.
+    unsafe fn start(self, group: Group) -> Self::Sums;
     /// Adds the products of a line of words.
     unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums;
-    /// The sums of a group, less the zero points' where there are any.
+    /// The sums of a group, of codes less their zero points.
     unsafe fn finish(self, sums: Self::Sums, group: Group) -> [[<Self::S as Simd>::F; V]; R];
 }
 
@@ -165,8 +165,8 @@ pub(super) unsafe fn multiply_in_twos<P: Products<R, 2>, const R: usize>(
                 groups.skip(lines, lines * P::WORDS);
                 let second = groups.at(0, 0);
                 groups.skip(lines, lines * P::WORDS);
-                let mut of_first = products.start(first.header, R);
-                let mut of_second = products.start(second.header, R);
+                let mut of_first = products.start(first);
+                let mut of_second = products.start(second);
                 // Of both in the order in which they lie.
                 for line in 0..lines {
                     prefetch_ahead(b.add(2 * line * LINE), 2 * LINE, reads, false);
@@ -267,7 +267,7 @@ unsafe fn group_sums<P: Products<R, V>, const R: usize, const V: usize>(
 ) -> ([[<P::S as Simd>::F; V]; R], [<P::S as Simd>::F; V]) {
     // SAFETY: passed on.
     unsafe {
-        let mut s = products.start(group.header, group.height);
+        let mut s = products.start(group);
         let Group { mut a, mut words, height, .. } = group;
         for _ in 0..lines {
             if asks {
@@ -371,29 +371,6 @@ impl<S: Simd, const R: usize, const PARTS: usize, const H: usize> Sums<S, R, PAR
             }
         }
     }
-}
-
-/// `Σ a·q - zero · Σ a` of groups before which the sums of `a` stand.
-///
-/// # Safety
-/// That of [`Products::finish`].
-#[inline(always)]
-pub(super) unsafe fn less_zeros<S: Simd, const R: usize, const V: usize>(
-    mut sums: [[S::F; V]; R],
-    Group { header: row_sums, zeros, .. }: Group,
-) -> [[S::F; V]; R] {
-    if !zeros.is_null() {
-        for v in 0..V {
-            // SAFETY: passed on.
-            unsafe {
-                let less = S::sub(S::splat(0.0), S::load_i8(zeros.add(v * LANES)));
-                for r in 0..R {
-                    sums[r][v] = S::fma(less, S::splat(*row_sums.add(r)), sums[r][v]);
-                }
-            }
-        }
-    }
-    sums
 }
 
 #[cfg(test)]

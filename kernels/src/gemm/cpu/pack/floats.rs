@@ -46,10 +46,9 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
         let as_it_is = alike && tile.lie_as_packed();
         // Or widened as they are loaded.
         let loaded = as_it_is || !PAIRS && tile.lie_as_packed() && (rows.rows.dtype == DType::BF16 || !rows.round);
-        let summed = panels.blocks().filter(|&format| (packing.header)(format) > 0).map(|format| format.group());
         let to: *mut f32 = tile.to.cast();
         let mut step = 0;
-        if as_it_is && summed.is_none() {
+        if as_it_is {
             let lying = rows.k / per_step;
             // Of the heights that most rows have there is a loop without conditions, which takes half the time.
             // SAFETY: the rows hold K values, and the tile its steps.
@@ -67,8 +66,6 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
             }
         }
         let end = to.wrapping_add(packing.bytes(panels, padded) / 4 * height);
-        // SAFETY: passed on.
-        let mut sums = [unsafe { S::splat(0.0) }; MAX_TILE];
         let mut room = MaybeUninit::<[f32; MAX_TILE * READ]>::uninit();
         let room: *mut f32 = room.as_mut_ptr().cast();
         while step < steps {
@@ -82,9 +79,9 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
                 unsafe { tile.read::<S>(r, first * per_step, vectors, !PAIRS, room.add(r * READ)) };
             }
             while step < behind {
-                let (k, width) = (step * per_step, (behind - step).min(LANES));
-                // SAFETY: rows hold K values, or were read; those that there are not stay zero; the tile holds `steps`
-                // steps and its headers.
+                let width = (behind - step).min(LANES);
+                // SAFETY: rows hold K values, or were read; those that there are not stay zero; the tile holds
+                // `steps` steps.
                 unsafe {
                     let mut turned_rows = [S::splat(0.0); LANES];
                     for r in 0..valid {
@@ -103,20 +100,7 @@ impl<const PAIRS: bool> Part for Tile<'_, PAIRS> {
                             }
                         };
                     }
-                    let mut to = to.add(step * height);
-                    if let Some(group) = summed {
-                        let ends = (k + LANES * per_step).is_multiple_of(group) || step + LANES >= steps;
-                        let header = to.add(k / group * height).sub(k % group / per_step * height);
-                        for r in 0..height {
-                            let before = if k.is_multiple_of(group) { S::splat(0.0) } else { sums[r] };
-                            sums[r] = S::add(before, value_sums::<S, PAIRS>(turned_rows[r]));
-                            if ends {
-                                header.add(r).write(S::reduce_add(sums[r]));
-                            }
-                        }
-                        to = to.add((k / group + 1) * height);
-                    }
-                    store_steps::<S>(turned_rows, height, width, to, end);
+                    store_steps::<S>(turned_rows, height, width, to.add(step * height), end);
                 }
                 step += width;
             }
@@ -186,17 +170,4 @@ unsafe fn pack_lying<S: Simd, const H: usize>(
         step += LANES;
     }
     whole
-}
-
-/// Sixteen values of a row, or the sums of sixteen pairs of bf16.
-#[inline(always)]
-unsafe fn value_sums<S: Simd, const PAIRS: bool>(row: S::F) -> S::F {
-    if !PAIRS {
-        return row;
-    }
-    // SAFETY: passed on.
-    unsafe {
-        let (even, odd) = S::widen_bf16_pairs(row);
-        S::add(even, odd)
-    }
 }

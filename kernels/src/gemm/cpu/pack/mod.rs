@@ -6,8 +6,6 @@ mod rounded;
 mod rows;
 mod turn;
 
-use sinew_tensor::BlockFormat;
-
 use super::integers::{Header, Int16};
 use super::normed_rows::NormedRows;
 use super::order::Order;
@@ -55,17 +53,12 @@ pub(super) fn parts(packing: &Packing, panels: PanelKind, k: usize, most: usize)
 
 /// f32, one to a step.
 pub(super) const fn singles<S: Simd>() -> Packing {
-    Packing { per_step: 1, words: 1, integers: false, header: sums_for_zero_points, pack: floats::pack::<S, false> }
+    Packing { per_step: 1, words: 1, integers: false, header: |_| 0, pack: floats::pack::<S, false> }
 }
 
 /// Pairs of bf16.
 pub(super) const fn pairs<S: Simd>() -> Packing {
     Packing { per_step: 2, pack: floats::pack::<S, true>, ..singles::<S>() }
-}
-
-/// Before a group of floats: the f32 sum of its values where there are zero points.
-fn sums_for_zero_points(format: BlockFormat) -> usize {
-    format.zero_points() as usize
 }
 
 /// Quads of int8, in the order in which panels have theirs.

@@ -31,6 +31,8 @@ pub trait Dots: Copy {
     unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// `256 · upper + lower`.
     unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
+    /// The sums, and to each `x` times the zero point of its output.
+    unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums;
     /// As f32.
     unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
     /// Calls [`Quads::finish_apart`], which is rare, and whose loops leave the sums of what is around it no registers.
@@ -107,6 +109,13 @@ impl Dots for Plain {
     #[inline(always)]
     unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
         std::array::from_fn(|i| 256 * upper[i] + lower[i])
+    }
+
+    #[inline(always)]
+    unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        let zeros = unsafe { zeros.cast::<[i8; LANES]>().read() };
+        std::array::from_fn(|i| sums[i] + i32::from(zeros[i]) * x)
     }
 
     #[inline(always)]

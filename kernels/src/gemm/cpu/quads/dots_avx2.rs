@@ -86,6 +86,16 @@ impl Dots for EvenAndOdd {
     }
 
     #[inline(always)]
+    unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe {
+            let zeros = [zeros, zeros.add(8)].map(|p| _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())));
+            let products = zeros.map(|zeros| _mm256_mullo_epi32(zeros, _mm256_set1_epi32(x)));
+            [_mm256_add_epi32(sums[0], products[0]), _mm256_add_epi32(sums[1], products[1])]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
         // SAFETY: sixteen values.
         unsafe {

@@ -58,6 +58,15 @@ impl Dots for Vnni {
     }
 
     #[inline(always)]
+    unsafe fn add_zeros(sums: __m512i, zeros: *const i8, x: i32) -> __m512i {
+        // SAFETY: passed on.
+        unsafe {
+            let zeros = _mm512_cvtepi8_epi32(_mm_loadu_si128(zeros.cast()));
+            _mm512_add_epi32(sums, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn widen(sums: __m512i) -> __m512 {
         // SAFETY: passed on.
         unsafe { _mm512_cvtepi32_ps(sums) }

@@ -60,9 +60,8 @@ pub(super) unsafe fn multiply<
 /// Products of the `N` quads of a word with activations of so many bytes: of each byte by itself, or of whole values.
 #[derive(Clone, Copy)]
 pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
-    /// The offset that makes packed weights unsigned, and its inverse: powers of two.
-    offset: f32,
-    inverse_offset: f32,
+    /// The offset that makes packed weights unsigned: a power of two.
+    offset: i32,
     /// [`Header::marks`] of a group.
     marks: usize,
     dots: PhantomData<D>,
@@ -70,8 +69,8 @@ pub(super) struct Quads<D, const N: usize, const BYTES: usize> {
 
 impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     pub fn of(format: BlockFormat) -> Self {
-        let offset = f32::from(blocks::offset(format.values()));
-        Self { offset, inverse_offset: 1.0 / offset, marks: Header::<BYTES>::marks(format.group()), dots: PhantomData }
+        let offset = i32::from(blocks::offset(format.values()));
+        Self { offset, marks: Header::<BYTES>::marks(format.group()), dots: PhantomData }
     }
 }
 
@@ -112,15 +111,14 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 
     /// What the sums of a row start from: `-offset` times those of its values' bytes, or of whole values in the first.
     #[inline(always)]
-    unsafe fn starts(header: *const f32, height: usize, row: usize) -> [D::Sums; BYTES] {
-        // SAFETY: passed on.
-        unsafe {
-            let mut starts = [D::splat(0); BYTES];
-            for word in 0..BYTES {
-                starts[word] = D::splat(*header.cast::<i32>().add((Header::<BYTES>::STARTS + word) * height + row));
-            }
-            starts
+    unsafe fn starts(group: Group, row: usize) -> [i32; BYTES] {
+        let mut starts = [0; BYTES];
+        for word in 0..BYTES {
+            // SAFETY: passed on.
+            starts[word] =
+                unsafe { *group.header.cast::<i32>().add((Header::<BYTES>::STARTS + word) * group.height + row) };
         }
+        starts
     }
 
     /// Whether any row of the tile has values in bf16.
@@ -183,8 +181,8 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 let [[mut sum]] = self.scaled::<1, 1>([[*sums]], of_row);
                 self.for_each_apart(group, r, |step, byte, bits| {
                     let x = D::S::splat(f32::from_bits(u32::from(bits) << 16));
-                    let codes = Self::joined(Self::products_of_one(group, step, h, byte, 1));
-                    let mut weights = D::S::sub(codes, D::S::splat(self.offset));
+                    let codes = D::widen(Self::joined(Self::products_of_one(group, step, h, byte, 1)));
+                    let mut weights = D::S::sub(codes, D::S::splat(self.offset as f32));
                     if !zeros.is_null() {
                         weights = D::S::sub(weights, D::S::load_i8(zeros));
                     }
@@ -196,33 +194,31 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         }
     }
 
-    /// Sums of integers, `(Σ a·b - zero · Σ a) · scale of a`. In brackets there are integers, exact up to 2^24.
+    /// Sums of integers, `(Σ a·b - zero · Σ a) · scale of a`. In brackets there are integers of 32 bits, which fit: of two
+    /// bytes 128 times 255 times 32,768. What is left of them is rounded once.
     #[inline(always)]
     unsafe fn scaled<const R: usize, const H: usize>(
         self,
         sums: [[[D::Sums; BYTES]; H]; R],
-        Group { header, height, zeros, .. }: Group,
+        group: Group,
     ) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
         unsafe {
             let mut scaled = [[D::S::splat(0.0); H]; R];
             for r in 0..R {
+                let starts = Self::starts(group, r);
+                let start = if BYTES == 1 || Self::WHOLE { starts[0] } else { 256 * starts[0] + starts[BYTES - 1] };
                 for h in 0..H {
-                    scaled[r][h] = Self::joined(sums[r][h]);
-                }
-            }
-            if !zeros.is_null() {
-                for r in 0..R {
-                    let start = Self::joined(Self::starts(header, height, r));
-                    let sum = D::S::mul(start, D::S::splat(self.inverse_offset));
-                    for h in 0..H {
-                        scaled[r][h] = D::S::fma(D::S::load_i8(zeros.add(h * LANES)), sum, scaled[r][h]);
+                    let mut sum = Self::joined(sums[r][h]);
+                    if !group.zeros.is_null() {
+                        sum = D::add_zeros(sum, group.zeros.add(h * LANES), start >> self.offset.trailing_zeros());
                     }
+                    scaled[r][h] = D::widen(sum);
                 }
             }
             for r in 0..R {
                 // The row's scale first: the two scales' product may be too large where the sum is not.
-                let scale = D::S::splat(D::UNIT * *header.add(Header::<BYTES>::SCALE * height + r));
+                let scale = D::S::splat(D::UNIT * *group.header.add(Header::<BYTES>::SCALE * group.height + r));
                 for h in 0..H {
                     scaled[r][h] = D::S::mul(scaled[r][h], scale);
                 }
@@ -231,11 +227,11 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         }
     }
 
-    /// The sums of whole values, of those of their bytes: they fit 32 bits, of two bytes 128 times 255 times 32,768.
+    /// The sums of whole values, of those of their bytes.
     #[inline(always)]
-    unsafe fn joined(sums: [D::Sums; BYTES]) -> <D::S as Simd>::F {
+    unsafe fn joined(sums: [D::Sums; BYTES]) -> D::Sums {
         // SAFETY: passed on.
-        unsafe { D::widen(if BYTES == 1 || Self::WHOLE { sums[0] } else { D::join(sums[0], sums[BYTES - 1]) }) }
+        unsafe { if BYTES == 1 || Self::WHOLE { sums[0] } else { D::join(sums[0], sums[BYTES - 1]) } }
     }
 }
 
@@ -259,12 +255,16 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
     const LIGHT: bool = N == 1;
 
     #[inline(always)]
-    unsafe fn start(self, header: *const f32, height: usize) -> Self::Sums {
+    unsafe fn start(self, group: Group) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             let mut sums = [[[D::splat(0); BYTES]; H]; R];
             for r in 0..R {
-                sums[r] = [Self::starts(header, height, r); H];
+                let starts = Self::starts(group, r);
+                for word in 0..BYTES {
+                    sums[r][0][word] = D::splat(starts[word]);
+                }
+                sums[r] = [sums[r][0]; H];
             }
             sums
         }
