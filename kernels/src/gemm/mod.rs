@@ -67,7 +67,6 @@ mod cuda_cublaslt;
 mod epilogue;
 mod foreign;
 mod held;
-mod input_norm;
 pub(crate) mod reference;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
@@ -77,7 +76,7 @@ use std::fmt;
 use sinew_tensor::{BlockFormat, DType};
 
 use crate::Compute;
-use crate::norm::{Norm, NormDynamic};
+use crate::norm::{Norm, NormDynamic, NormFormula, NormStatic};
 use crate::operator::{self, expect, expect_compute};
 use crate::packed::{Format, Outputs, PanelKind};
 use crate::table::joined;
@@ -86,7 +85,6 @@ use crate::{Error, Factors, Operands, Operator, Refusal, Result, Row, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::CUDA;
 pub use epilogue::{Epilogue, Residual};
-pub use input_norm::InputNorm;
 
 /// Matrix products. See the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +149,16 @@ pub struct GemmDynamic {
     pub m: usize,
 }
 
+/// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of
+/// [`InputNorm::to`] that is then multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputNorm {
+    /// What is computed of each row.
+    pub formula: NormFormula,
+    /// What normed values are rounded to, before the product rounds its operands.
+    pub to: DType,
+}
+
 impl GemmStatic {
     /// A product with nothing after the sum.
     pub fn new(n: usize, k: usize, a: DType, b: Rhs, out: DType, compute: Compute) -> Self {
@@ -175,6 +183,12 @@ impl GemmStatic {
     /// Columns of the result.
     pub fn columns(&self) -> usize {
         self.outputs().columns()
+    }
+
+    /// The norm of its left operand as a problem by itself.
+    pub fn norm_alone(&self) -> Option<NormStatic> {
+        let InputNorm { formula, to } = self.norm?;
+        Some(NormStatic { width: self.k, formula, x: self.a, out: to, residual: None, in_place: false })
     }
 
     /// Types of the norm's weight and bias, and what it rounds to.

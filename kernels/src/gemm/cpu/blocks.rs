@@ -7,8 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes::{Bytes, Codes, Expanded, Nibbles, with_codes};
-use super::expand::{Expands, expand};
-use super::groups::{Group, Products, Steps, multiply};
+use super::groups::{Expands, Group, Products, Steps, expand, multiply};
 use super::pack;
 use super::tile::{Block, Expansion, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};

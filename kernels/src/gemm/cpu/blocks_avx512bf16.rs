@@ -7,8 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::{BlockFormat, BlockValues};
 
 use super::codes_bf16::{Bytes, Expanded, Integers, IntegersLessZeros, Nibbles, NibblesLessZeros, Pairs};
-use super::expand::{self, Expands};
-use super::groups::{Group, Products, Steps, halves, multiply, multiply_in_twos, unrolled};
+use super::groups::{self, Expands, Group, Products, Steps, halves, multiply, multiply_in_twos, unrolled};
 use super::pack;
 use super::tile::{Block, Expansion, Loop, Packing, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
@@ -148,7 +147,7 @@ unsafe fn dot_by<const R: usize, const V: usize>(block: Block) {
     }
 }
 
-/// [`expand::expand`] of a kind of codes, with what looks them up.
+/// [`groups::expand`] of a kind of codes, with what looks them up.
 macro_rules! expand_by {
     ($name:ident, $pairs:ty, $less_zeros:ty, $count:literal, $features:literal) => {
         #[target_feature(enable = $features)]
@@ -156,8 +155,8 @@ macro_rules! expand_by {
             // SAFETY: passed on.
             unsafe {
                 match format.zero_points() {
-                    true => expand::expand(Dots::<$less_zeros, $count>::of(format), format, b, steps, to),
-                    false => expand::expand(Dots::<$pairs, $count>::of(format), format, b, steps, to),
+                    true => groups::expand(Dots::<$less_zeros, $count>::of(format), format, b, steps, to),
+                    false => groups::expand(Dots::<$pairs, $count>::of(format), format, b, steps, to),
                 }
             }
         }

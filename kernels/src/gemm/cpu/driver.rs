@@ -7,10 +7,9 @@ use sinew_tensor::{DType, View};
 
 use super::finish::{Finish, Place};
 use super::normed_rows::NormedRows;
-use super::order::Order;
 use super::pack::{self, PackRows};
 use super::plan::{Plan, Slab};
-use super::rows::OperandRows;
+use super::rows::{OperandRows, Order};
 use super::tile::{Block, Reads, Tile, Tiles};
 use crate::cpu::line::Line;
 use crate::gemm::{A, B, BIAS, D, Gemm, GemmDynamic, GemmStatic, ORDER, RESIDUAL, Residual, Rhs, refuse};

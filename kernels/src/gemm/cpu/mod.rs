@@ -18,7 +18,6 @@ mod codes;
 #[cfg(target_arch = "x86_64")]
 mod codes_bf16;
 pub(crate) mod driver;
-mod expand;
 mod finish;
 mod floats;
 #[cfg(target_arch = "x86_64")]
@@ -31,11 +30,10 @@ mod int16;
 mod int8;
 mod integers;
 mod normed_rows;
-pub(crate) mod order;
 mod pack;
 pub(crate) mod plan;
 mod quads;
-mod rows;
+pub(crate) mod rows;
 pub(crate) mod tile;
 pub(crate) mod way;
 

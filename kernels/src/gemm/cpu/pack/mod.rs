@@ -4,13 +4,11 @@ mod floats;
 mod integers;
 mod rounded;
 mod rows;
-mod turn;
 
 use super::integers::{Header, Int16};
 use super::normed_rows::NormedRows;
-use super::order::Order;
 use super::plan::Slab;
-use super::rows::OperandRows;
+use super::rows::{OperandRows, Order};
 use super::tile::{Packing, Tiles};
 use crate::packed::PanelKind;
 use crate::simd::{LANES, Simd};

@@ -1,14 +1,18 @@
 //! Blocks of K: how many values of a panel are multiplied with all tiles of a slab before the next (kc).
+//! And whether a weight is asked for through the caches, or past them.
 
-use super::super::tile::Tiles;
-use super::caches::Room;
-use super::shape::Shape;
+use super::super::tile::{Reads, Tiles};
+use super::Room;
+use super::Shape;
 use super::slabs::Slabs;
 use super::tasks::Tasks;
 
 /// Values of K in a block of few rows: all tiles but the first find the panel in a cache and give memory no work, so their
 /// turns are to be short.
 const FEW_ROWS_BLOCK: usize = 128;
+/// The part of the third-level cache from which on few rows ask for a weight past the caches. Smaller ones are those of
+/// models that the cache holds, which are up to a seventh faster for it; of larger models they make no difference.
+const PASSING_SHARE_OF_L3: usize = 32;
 
 /// How K is cut into blocks, from each of which on to the next the sums of a tile are stored and loaded again.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +74,13 @@ fn few_rows(shape: &Shape, tiles: &Tiles) -> usize {
     }
     let of_tiles = if tiles.packing.integers { 1 } else { 3 };
     (of_tiles * tiles.highest()).next_multiple_of(shape.tile)
+}
+
+/// How panels are read of which few rows have a block once, with a third-level cache of so many bytes, by cores that gain
+/// from passing caches or are not known to.
+pub(super) fn reads(shape: &Shape, blocks: &KBlocks, l3: usize, passes_caches: bool) -> Reads {
+    let large = shape.kind.bytes(shape.padded).saturating_mul(shape.panels) > l3 / PASSING_SHARE_OF_L3;
+    if blocks.few_rows && large && passes_caches { Reads::Once } else { Reads::Again }
 }
 
 #[cfg(test)]
@@ -164,5 +175,21 @@ mod tests {
         assert_eq!(sum_rows(1000, 10_000, true), 4 * 1000, "of a unit's panels");
         let rows_of = |k| (1..2000).map(move |rows| sum_rows(rows, k, false));
         assert!([100, 1000, 10_000].into_iter().all(|k| rows_of(k).is_sorted()), "of more rows never less");
+    }
+
+    /// How so many panels of 512 values in f32 are read, with a third cache of 32 MiB.
+    fn reads_of(panels: usize, few_rows: bool, passes_caches: bool) -> Reads {
+        let (kind, padded) = (PanelKind::F32, 512);
+        let shape = Shape { rights: 1, rows: 8, padded, panels, kind, unpacked: false, tile: 8, row_bytes: 4 * padded };
+        reads(&shape, &KBlocks { len: 128, few_rows, panel_bytes: 0, sum_rows: 8 }, 32 << 20, passes_caches)
+    }
+
+    #[test]
+    fn few_rows_ask_for_large_weights_past_the_caches_where_that_is_known_to_gain() {
+        assert_eq!(reads_of(128, true, true), Reads::Once);
+        assert_eq!(reads_of(128, true, false), Reads::Again, "cores that are not known to gain");
+        assert_eq!(reads_of(128, false, true), Reads::Again, "many rows read a block again");
+        // 64 KiB a panel.
+        assert_eq!([16, 17].map(|panels| reads_of(panels, true, true)), [Reads::Again, Reads::Once], "a small weight");
     }
 }

@@ -1,6 +1,6 @@
 //! Tasks: how many panels a thread multiplies a slab with before it takes more (nc).
 
-use super::shape::Shape;
+use super::Shape;
 use super::slabs::Slabs;
 
 /// Panels of an unpacked right operand that are packed together, so that a row of it is read 512 bytes at a time.

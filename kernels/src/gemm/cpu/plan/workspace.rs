@@ -4,8 +4,8 @@
 //! slabs' list | packed rows | worker 0's block of a unit's panels, and sums | worker 1's | …
 //! ```
 
+use super::Shape;
 use super::k_blocks::KBlocks;
-use super::shape::Shape;
 use super::slabs::{Slab, Slabs};
 use super::tasks::Tasks;
 use crate::packed::PANEL;
