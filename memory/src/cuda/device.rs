@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::ScopedJoinHandle;
 
-use super::compiler::{CompileError, Compiler, architecture};
-use super::driver::{CallError, Driver, Handle, Properties};
+use super::driver::{CallError, CompileError, Compiler, Driver, Handle, Properties, architecture};
 use super::module::{CudaModule, Function, Module};
 use super::storage::CudaStorage;
 use super::stream::CudaStream;

@@ -10,7 +10,6 @@
 //! # Ok::<(), sinew_memory::Error>(())
 //! ```
 
-mod compiler;
 mod device;
 mod driver;
 mod module;
@@ -21,9 +20,8 @@ mod nvrtc;
 mod storage;
 mod stream;
 
-pub use compiler::{CompileError, Compiler, architecture};
 pub use device::CudaDevice;
-pub use driver::{Address, CallError, Driver, DriverCall, Handle, Properties};
+pub use driver::{Address, CallError, CompileError, Compiler, Driver, DriverCall, Handle, Properties, architecture};
 pub use module::CudaModule;
 #[cfg(not(target_os = "macos"))]
 pub use nvidia::Nvidia;

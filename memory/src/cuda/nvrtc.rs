@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
-use super::compiler::{CompileError, Compiler};
+use super::driver::{CompileError, Compiler};
 
 /// What every kernel is compiled with besides its architecture. Products and sums round as they are written, so that
 /// the same source gives the same bits wherever it runs; where one rounding is meant it says `fmaf`.

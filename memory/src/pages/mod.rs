@@ -3,20 +3,16 @@
 //! Only the bookkeeping is here: which block holds which positions, and who shares it. The bytes are somewhere else,
 //! often in one buffer for each layer, and a block is at [`PagePool::byte_offset`] in each of them.
 
-mod copy;
 mod index;
 mod pool;
 mod prefix;
 mod recency;
 mod state;
-mod stats;
 mod swap;
 mod table;
 mod tree;
 
-pub use copy::CopyBlock;
-pub use pool::{BlockId, PageConfig, PagePool};
+pub use pool::{BlockId, PageConfig, PagePool, PageStats};
 pub use prefix::{PrefixConfig, PrefixHash};
-pub use stats::PageStats;
 pub use swap::SwapBlocks;
-pub use table::BlockTable;
+pub use table::{BlockTable, CopyBlock};

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::cache::Cache;
 use super::gpu::Gpu;
-use super::pipeline::{Pipeline, Pipelines, ShaderText};
+use super::pipeline::{Cache, Pipeline, Pipelines, ShaderText};
 use super::storage::{Binding, WgpuStorage};
 use super::stream::WgpuStream;
 use super::submission::{Counters, Queue};

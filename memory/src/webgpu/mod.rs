@@ -8,11 +8,8 @@
 //! [`WgpuStream::dispatch`].
 
 mod adapters;
-mod cache;
-mod copy;
 mod device;
 mod gpu;
-mod groups;
 mod pipeline;
 mod recording;
 mod storage;

@@ -1,13 +1,12 @@
-//! Pipelines: compiled WGSL, remembered by name and options.
+//! Pipelines: compiled WGSL, remembered by name and options, and kept for the next run in the driver's own form.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::cache::Cache;
 use super::gpu::Gpu;
 use super::one_line;
 use super::submission::Counters;
-use crate::Result;
+use crate::{PrivateFolder, Result};
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -131,6 +130,38 @@ impl Drop for Pipelines {
     fn drop(&mut self) {
         if let Some(cache) = self.cache.as_ref().filter(|_| !self.names.is_empty()) {
             cache.save();
+        }
+    }
+}
+
+/// wgpu's cache of compiled pipelines, and where it is kept for the next run.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub(super) pipelines: wgpu::PipelineCache,
+    kept: PrivateFolder,
+    /// A file for each adapter.
+    file: String,
+    driver: String,
+    /// Bytes of what was kept that the driver was given.
+    pub(super) began_with: usize,
+}
+
+impl Cache {
+    /// The cache of a device, filled with what was kept of it; `None` where the adapter has no name to keep it by.
+    pub(super) fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, kept: &PrivateFolder) -> Option<Self> {
+        let file = wgpu::util::pipeline_cache_key(info)?;
+        let driver = format!("{} {}", info.driver, info.driver_info);
+        let data = kept.get(&file, &driver);
+        let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: data.as_deref(), fallback: true };
+        // SAFETY: the data is what wgpu gave, whole, in a file that nobody but the user could have written.
+        let pipelines = unsafe { device.create_pipeline_cache(&descriptor) };
+        let began_with = descriptor.data.map_or(0, <[u8]>::len);
+        Some(Self { pipelines, kept: kept.clone(), file, driver, began_with })
+    }
+
+    pub(super) fn save(&self) {
+        if let Some(data) = self.pipelines.get_data() {
+            self.kept.keep(&self.file, &self.driver, &data);
         }
     }
 }

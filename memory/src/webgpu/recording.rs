@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::gpu::{Gpu, Held};
-use super::groups::Slot;
+use super::gpu::{Gpu, Held, Slot};
 use super::lock;
 use super::pipeline::Pipeline;
 use super::storage::{Binding, WgpuStorage};

@@ -8,8 +8,15 @@ use super::device::WgpuDevice;
 use super::recording::{MOST_STAGED, Status};
 use super::storage::{Binding, WgpuStorage};
 use super::submission::{Counters, Queue, READ_PIECE};
-use super::{Pipeline, copy};
+use super::{Pipeline, ShaderText};
 use crate::{Buffer, Device, Error, Event, Result, Stream};
+
+/// Bytes that one dispatch of the copy kernel copies at most: less than any adapter binds, with room for alignment.
+const COPY_PIECE: usize = 64 << 20;
+/// Threads of a workgroup of the copy kernel.
+const COPY_THREADS: usize = 64;
+/// Workgroups of a row of the copy kernel's grid.
+const COPY_ROW: usize = 1 << 14;
 
 /// A stream of a [`WgpuDevice`].
 ///
@@ -87,18 +94,31 @@ impl WgpuStream {
         Err(self.queue.gpu.failed(name, says.replace("{}", &(value as i32).to_string())))
     }
 
-    /// Copies bytes at any offsets by a kernel.
+    /// Copies bytes by a kernel, where wgpu cannot: within one buffer, or bytes that are no whole words.
     fn copy_bytes(&self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, len: usize) -> Result<()> {
         // SAFETY: the loop runs over the bytes of a word, and nothing is divided.
-        let pipeline = unsafe { self.wgpu.pipeline("copy", &[], copy::text) }?;
-        for start in (0..len).step_by(copy::PIECE) {
-            let len = (len - start).min(copy::PIECE);
+        let pipeline = unsafe { self.wgpu.pipeline("copy", &[], copy_text) }?;
+        for start in (0..len).step_by(COPY_PIECE) {
+            let len = (len - start).min(COPY_PIECE);
             let (from, to) = (Binding::new(src, src_offset + start, len)?, Binding::new(dst, dst_offset + start, len)?);
-            let (params, groups) = copy::call(from.skip(), to.skip(), len);
+            let (params, groups) = copy_call(from.skip(), to.skip(), len);
             self.dispatch(&pipeline, &[from, to], &params, groups)?;
         }
         Ok(())
     }
+}
+
+fn copy_text() -> ShaderText {
+    ShaderText { wgsl: include_str!("copy.wgsl").into(), bindings: 2, reports: None }
+}
+
+/// Parameters and workgroups of a copy of `len` bytes from byte `src` of the first binding to byte `dst` of the second.
+fn copy_call(src: usize, dst: usize, len: usize) -> ([u32; 4], [u32; 3]) {
+    let words = (dst % 4 + len).div_ceil(4);
+    let groups = words.div_ceil(COPY_THREADS);
+    let row = groups.clamp(1, COPY_ROW);
+    let params = [row * COPY_THREADS, src, dst, len].map(|word| word as u32);
+    (params, [row as u32, groups.div_ceil(row) as u32, 1])
 }
 
 /// Checks a range of a buffer; its first byte in the storage.
