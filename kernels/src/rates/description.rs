@@ -333,4 +333,15 @@ mod tests {
         let alone = Description { bandwidth: vec![Bandwidth { threads: 1, ..rate }], ..made }.to_string();
         assert!(alone.contains("read 2.3 GiB/s") && !alone.contains("µs"), "{alone}");
     }
+
+    #[test]
+    fn what_was_kept_is_not_measured_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::at(folder.path());
+        let device = Cpu::with(1, SimdLevel::Portable).unwrap();
+        let measured = Description::of(&device, &folder).unwrap();
+        assert_eq!(measured.bandwidth.len(), 1);
+        // No two measurements are the same in all digits.
+        assert_eq!(Description::of(&device, &folder).unwrap(), measured);
+    }
 }
