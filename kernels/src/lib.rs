@@ -44,7 +44,6 @@ pub(crate) mod strided;
 pub mod support;
 mod table;
 pub mod topk;
-mod unoptimised;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgpu;
 

@@ -4,15 +4,13 @@ use float8::F8E4M3;
 use sinew_memory::{Hardware, SimdLevel, Team};
 use sinew_tensor::{DType, PagedLayout, View};
 
-use super::{
-    COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW, quantize,
-};
+use super::{COS, K_CACHE, K_NEW, KvAppend, KvAppendDynamic, KvAppendStatic, POSITIONS, SIN, SLOTS, V_CACHE, V_NEW};
 use crate::cpu::leveled::{self, AtLevel, Leveled};
 use crate::cpu::line::Line;
 use crate::operator::refuse;
 use crate::rotary::Style;
 use crate::rotary::cpu::{Tables, Turn, Values};
-use crate::simd::{self, Kernel, LANES, Simd};
+use crate::simd::{self, Code, Kernel, LANES, Simd};
 use crate::{Arithmetic, Launch, Operands, Operator, Result, Row};
 
 /// Widening and rounding to nearest are the same bits everywhere; keys are turned as by `rotary.mul-add`.
@@ -214,8 +212,8 @@ impl Kernel for Body {
                     let place = self.slots.get(token) as usize % self.block_size;
                     let scale = to.add((self.block_size - place) * to_slot + place * PagedLayout::SCALE_BYTES);
                     match self.kv {
-                        DType::I8 => quantize::head::<S, i8>(scratch.cast(), self.head_dim, to.cast(), scale),
-                        _ => quantize::head::<S, F8E4M3>(scratch.cast(), self.head_dim, to.cast(), scale),
+                        DType::I8 => quantize_head::<S, i8>(scratch.cast(), self.head_dim, to.cast(), scale),
+                        _ => quantize_head::<S, F8E4M3>(scratch.cast(), self.head_dim, to.cast(), scale),
                     }
                 }
             }
@@ -260,5 +258,37 @@ impl Body {
                 d += LANES;
             }
         }
+    }
+}
+
+/// Rounds `n` values to as many codes, and writes their scale: see the [module above](super).
+///
+/// # Safety
+/// Those of [`Simd`]; `x` is readable for `n` values, `codes` writable for as many, and `scale` for an f32 at any address.
+#[inline(always)]
+unsafe fn quantize_head<S: Simd, C: Code>(x: *const f32, n: usize, codes: *mut C, scale: *mut u8) {
+    // SAFETY: passed on; every part ends with the values.
+    unsafe {
+        let zeros = S::splat(0.0);
+        let (mut largest, mut finite) = (zeros, zeros);
+        let mut at = 0;
+        while at < n {
+            let part = S::load_n(x.add(at), (n - at).min(LANES));
+            largest = S::max(S::abs(part), largest);
+            // A product with 0 is NaN for NaN and infinities, and 0 for all else.
+            finite = S::add(finite, S::mul(part, zeros));
+            at += LANES;
+        }
+        let is_finite = !S::reduce_add(finite).is_nan();
+        // No less than f32's least normal number: below it a scale has few bits left, or none.
+        let divisor = (S::reduce_max(largest) / C::LARGEST).max(f32::MIN_POSITIVE);
+        let mut at = 0;
+        while at < n {
+            let left = (n - at).min(LANES);
+            let part = if is_finite { S::div(S::load_n(x.add(at), left), S::splat(divisor)) } else { zeros };
+            C::store_n::<S>(codes.add(at), part, left);
+            at += LANES;
+        }
+        scale.cast::<f32>().write_unaligned(if is_finite { divisor } else { f32::NAN });
     }
 }

@@ -24,7 +24,6 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod quantize;
 mod reference;
 pub(crate) mod scaled;
 #[cfg(feature = "wgpu")]

@@ -18,7 +18,6 @@ mod panel_kind;
 mod quantize;
 mod row_major;
 mod rows;
-mod shape;
 mod sixteen;
 mod unpack;
 
@@ -41,7 +40,6 @@ pub use panel::PANEL;
 pub(crate) use panel_kind::PanelKind;
 pub(crate) use quantize::LEAST;
 pub use rows::{Codes, RowCodes, WeightRows, Weights};
-pub use shape::PackedShape;
 
 /// How the values of a weight are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -309,7 +307,7 @@ impl Format {
         k: usize,
         packed: &mut [u8],
     ) -> Result<()> {
-        crate::unoptimised::prepare();
+        simd::prepare_unoptimised();
         let (n, width, pieces) = (weights.n(), weights.k(), weights.pieces());
         let divided = |at: usize| at == k || at.is_multiple_of(self.strip_granule());
         if strip.len() != width || strip.end > k || !divided(strip.start) || !divided(strip.end) {
@@ -362,5 +360,39 @@ impl Format {
             }
         }
         Ok(())
+    }
+}
+
+/// A weight `[n, k]` in a packed format, or several of one shape, one behind another: the experts of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PackedShape {
+    /// The packed format.
+    pub format: &'static Format,
+    /// Weights of this shape; 1 but for those of experts.
+    pub groups: usize,
+    /// Outputs of each, stacked matrices together.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Whether gate and up are interleaved, so that one pass gives `act(gate) · up`.
+    pub gated: bool,
+}
+
+impl PackedShape {
+    /// How values are held.
+    pub fn encoding(&self) -> Encoding {
+        self.format.encoding()
+    }
+
+    /// Bytes of all; the largest number where they are more.
+    ///
+    /// ```
+    /// use sinew_kernels::packed::{BF16_ROWS, PackedShape};
+    ///
+    /// let shape = PackedShape { format: &BF16_ROWS, groups: 8, n: 6, k: 5, gated: true };
+    /// assert_eq!(shape.bytes(), 8 * 6 * 5 * 2);
+    /// ```
+    pub fn bytes(&self) -> usize {
+        self.format.packed_bytes(self.n, self.k, self.gated).saturating_mul(self.groups)
     }
 }

@@ -14,6 +14,7 @@ use crate::harness::accuracy::{self, RowReport, Run};
 use crate::harness::case::{Depth, Reference};
 use crate::harness::trial::Trial;
 use crate::operator::{Operator, Row, refuse};
+use crate::simd;
 use crate::support::cell::{self, Cell};
 use crate::support::stored::StoredAs;
 use crate::table::Table;
@@ -119,7 +120,7 @@ impl Registry {
 
     /// Adds an operator with its rows; rows of an operator that is there already join its table.
     pub fn add<O: Reference>(&mut self, rows: impl IntoIterator<Item = Row<O>>) -> &mut Self {
-        crate::unoptimised::prepare();
+        simd::prepare_unoptimised();
         let id = TypeId::of::<O>();
         let table = self.tables.entry(id).or_insert_with(|| {
             self.order.push(id);

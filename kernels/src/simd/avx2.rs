@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use sinew_memory::SimdLevel;
 
-use super::small_float::f8_in_f32;
+use super::stored::f8_in_f32;
 use super::{LANES, Part, Simd};
 
 /// AVX2 with FMA and F16C.

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use sinew_memory::SimdLevel;
 
 use super::avx2::{f16_of_f8e4m3, reduce_add8, reduce_max8};
-use super::small_float::f8_in_f32;
+use super::stored::f8_in_f32;
 use super::{LANES, Part, Simd};
 
 /// AVX-512 F, BW, DQ and VL.

@@ -11,7 +11,6 @@ mod avx2;
 mod avx512;
 pub mod math;
 mod portable;
-mod small_float;
 mod stored;
 
 #[cfg(target_arch = "x86_64")]
@@ -19,7 +18,7 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 pub use portable::Portable;
-pub(crate) use small_float::SmallFloat;
+pub(crate) use stored::SmallFloat;
 pub use stored::{Code, Stored};
 
 use sinew_memory::{SimdLevel, Team};
@@ -261,6 +260,24 @@ pub unsafe fn launch<K: Kernel>(level: SimdLevel, team: &Team, tasks: usize, ker
         }
         // SAFETY: every machine has the portable level.
         _ => team.run(tasks, |task, worker| unsafe { kernel.task::<Portable>(task, worker) }),
+    }
+}
+
+/// Makes unoptimised kernels work: gives their tasks a deep stack, and says once on stderr how to optimise them.
+///
+/// Cargo's dev profile compiles dependencies with `opt-level = 0`. Each vector of a loop then lives on the stack and each
+/// intrinsic is a call, so kernels run 50 to 100 times slower.
+pub(crate) fn prepare_unoptimised() {
+    #[cfg(unoptimised)]
+    {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            sinew_memory::Team::use_deep_stacks();
+            eprintln!(
+                "warning: Sinew's kernels are compiled without optimisation and run 50 to 100 times slower; to optimise \
+                 them, add two lines to Cargo.toml: `[profile.dev.package.\"*\"]` and `opt-level = 3`"
+            );
+        });
     }
 }
 

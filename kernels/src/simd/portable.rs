@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use sinew_memory::SimdLevel;
 
-use super::small_float::f8_in_f32;
+use super::stored::f8_in_f32;
 use super::{LANES, Part, Simd};
 
 /// Plain Rust, which the compiler vectorises for the target's baseline.

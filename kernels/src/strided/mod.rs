@@ -1,15 +1,41 @@
-//! Walking strided operands in step: what elementwise kernels, casts, gathers and reductions share.
+//! Walking strided operands in step, and short blocks of them as contiguous f32: what elementwise kernels, casts, gathers and reductions share.
 
-mod block;
 mod index;
 
-pub(crate) use block::{BLOCK, Scratch, blocks};
 pub(crate) use index::{Indices, largest_index, store_index};
 
 use sinew_tensor::{Layout, MAX_RANK};
 
 /// Elements that one task handles at least: some ten microseconds of work, against about one to hand a task out.
 const GRAIN: usize = 16 * 1024;
+
+/// Elements of a block. As f32 it is 2 KiB, so that a kernel's few blocks stay in the first-level cache and the
+/// conversion costs no traffic to memory.
+pub(crate) const BLOCK: usize = 512;
+
+/// Room for a block on the stack.
+#[repr(align(64))]
+pub(crate) struct Scratch(std::mem::MaybeUninit<[f32; BLOCK]>);
+
+impl Scratch {
+    /// Room whose contents are unspecified.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self(std::mem::MaybeUninit::uninit())
+    }
+
+    /// The first value.
+    #[inline(always)]
+    pub(crate) fn ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// The blocks of a row: where each begins, and its length, which is at most [`BLOCK`].
+#[inline(always)]
+pub(crate) fn blocks(width: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..width).step_by(BLOCK).map(move |start| (start, (width - start).min(BLOCK)))
+}
 
 /// An address that tasks share. Each task touches elements of its own through it.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use sinew_memory::Hardware;
 use sinew_memory::webgpu::{Binding, MAX_BINDINGS};
 use sinew_tensor::MAX_RANK;
 
-use super::few::Few;
+use super::call::Few;
 use super::interface::MOST_OPERANDS;
 
 /// Dimensions of a walk, and one beside it.

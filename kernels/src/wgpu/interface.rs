@@ -4,7 +4,7 @@
 use sinew_memory::webgpu::MAX_PARAMS;
 use sinew_tensor::DType;
 
-use super::few::Few;
+use super::call::Few;
 use crate::Result;
 
 /// The most of each that a call has: what WebGPU promises to bind, with what is left out or shares a binding; a few words

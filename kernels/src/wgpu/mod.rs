@@ -53,19 +53,31 @@
 
 mod call;
 mod division;
-mod few;
 mod interface;
 mod part;
-mod subgroups;
 mod text;
 
 pub(crate) use call::Call;
 pub(crate) use part::{Part, aligned};
-pub(crate) use subgroups::{least_subgroup, needs_subgroups};
 
-use crate::operator::Arithmetic;
+use sinew_memory::{Accelerator, Hardware};
+
+use crate::operator::{Arithmetic, Refusal};
 
 /// An arithmetic of kernels in WGSL, where drivers decide what becomes of subnormals.
 pub(crate) const fn arithmetic(name: &'static str) -> Arithmetic {
     Arithmetic { flushes_subnormals: true, ..Arithmetic::named(name) }
+}
+
+/// Threads of a device's smallest subgroups; `None` without subgroups, or with such that are of no use.
+pub(crate) fn least_subgroup(offers: &Accelerator) -> Option<usize> {
+    offers.subgroup_size.map(|(least, _)| least).filter(|least| *least >= 4 && least.is_power_of_two())
+}
+
+/// Refuses a device without subgroups.
+pub(crate) fn needs_subgroups(hardware: &Hardware) -> Result<(), Refusal> {
+    match hardware.accelerator.as_ref().and_then(least_subgroup) {
+        Some(_) => Ok(()),
+        None => Err(Refusal::of_hardware("needs subgroups of at least 4 threads, which the adapter does not offer")),
+    }
 }

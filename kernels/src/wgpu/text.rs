@@ -7,7 +7,7 @@ use sinew_memory::webgpu::ShaderText;
 use sinew_tensor::DType;
 
 use super::interface::{Interface, Name, Operand, Steps};
-use super::subgroups::least_subgroup;
+use super::least_subgroup;
 
 const PRELUDE: &str = include_str!("prelude.wgsl");
 const REDUCE: &str = concat!(include_str!("reduce.wgsl"), include_str!("reduce_memory.wgsl"));
