@@ -11,7 +11,7 @@ use crate::encoder::Encoder;
 use crate::error::count_of;
 use crate::load::Loader;
 use crate::passes::{self, MAX_TEXTS};
-use crate::plan::room::{most_that_fits, refuse_beyond_memory};
+use crate::plan::{most_that_fits, refuse_beyond_memory};
 use crate::precision::Precision;
 use crate::steps::runner::Runner;
 use crate::{ModelConfig, Result};

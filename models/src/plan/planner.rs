@@ -8,9 +8,8 @@ use sinew_ops::Context;
 use sinew_ops::layers::{Encoding, OldKv};
 use sinew_tensor::{BlockFormat, BlockValues, DType, PagedLayout};
 
-use super::Purpose;
 use super::footprint::{self, Footprint, SequenceBytes};
-use super::room::{most_that_fits, refuse_beyond_memory};
+use super::{Purpose, most_that_fits, refuse_beyond_memory};
 use crate::documents::FileName;
 use crate::error::count_of;
 use crate::load::Sizes;

@@ -3,13 +3,14 @@
 //! `SINEW_FUZZ` says how many cases; each is made from its number alone, so that `SINEW_FUZZ_FROM` repeats one.
 
 mod mutate;
-mod peak;
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mutate::Choices;
@@ -296,7 +297,7 @@ fn nothing_nearly_right_is_a_finding() {
         let input = seeds.input(target, &mut choices);
         let start = Instant::now();
         let run = || catch_unwind(AssertUnwindSafe(|| seeds.read(target, &input, &mut choices)));
-        let (bytes, outcome) = peak::of(run);
+        let (bytes, outcome) = peak_of(run);
         let time = start.elapsed();
         let what = format!("case {case} (SINEW_FUZZ_FROM={case} SINEW_FUZZ=1), {}", target.name());
         let Ok(outcome) = outcome else { panic!("{what}: a panic, printed above") };
@@ -318,3 +319,53 @@ fn nothing_nearly_right_is_a_finding() {
     // Inputs that are all refused at their first byte would find nothing.
     assert!(cases < 1000 || IN_MEMORY.iter().chain(&IN_FILES).all(|&target| read(target)), "{outcomes:?}");
 }
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// What `run` held at once beyond what was held before, in bytes, and its result.
+fn peak_of<T>(run: impl FnOnce() -> T) -> (usize, T) {
+    let before = HELD.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = run();
+    (PEAK.load(Relaxed).saturating_sub(before), result)
+}
+
+fn grow(bytes: usize) {
+    let held = HELD.fetch_add(bytes, Relaxed) + bytes;
+    PEAK.fetch_max(held, Relaxed);
+}
+
+/// An allocator that knows the most that was held at once.
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        grow(layout.size());
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        grow(layout.size());
+        // SAFETY: passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        grow(size);
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
