@@ -11,7 +11,6 @@ mod packer;
 mod rotary;
 mod rounding;
 mod sample;
-mod weight;
 
 pub use attention::{Attention, Inputs, KvAppend, OldInputs, Sequences};
 pub use elementwise::{Add, Scale, Softcap};
@@ -21,7 +20,7 @@ pub use mixture::{
     Combine, CombineOptions, Dispatch, GroupedLinear, GroupedLinearOptions, Route, RouteOptions, Routing,
 };
 pub use norm::{Norm, NormOptions};
-pub use packer::{SliceToPack, UnitSlice, WeightPacker};
+pub use packer::{PackedWeight, SliceToPack, UnitSlice, WeightPacker};
 pub use rotary::{Rotary, Turn};
 pub use rounding::RowQuantizer;
 pub use sample::Sample;
@@ -29,7 +28,6 @@ pub use sinew_kernels::activation::Activation;
 pub use sinew_kernels::attention::{AttentionStatic, KvSource, OldKv};
 pub use sinew_kernels::packed::{Codes, Encoding, GROUP_SIZES, MAX_GROUP, PackedShape, WeightRows};
 pub use sinew_kernels::{Compute, F32Bits, Factors};
-pub use weight::PackedWeight;
 
 use sinew_tensor::Tensor;
 

@@ -1,4 +1,4 @@
-//! Weights packed slice by slice, from rows as a file has them.
+//! Packed weights, which layers hold, and how they are packed slice by slice from rows as a file has them.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -8,10 +8,41 @@ use sinew_kernels::packed::{Encoding, Format, PackedShape, WeightRows, Weights};
 use sinew_memory::{Buffer, SimdLevel, Team};
 use sinew_tensor::{DType, Layout, Tensor};
 
-use super::PackedWeight;
 use crate::error::refuse;
 use crate::kept::no_format;
 use crate::{Context, Error, Result};
+
+/// A weight `[n, k]` packed for the kernels of its family; several matrices may be stacked along `n`. Or several
+/// weights of one shape, one behind another: the experts of a mixture. A [`WeightPacker`] makes it.
+#[derive(Debug)]
+pub struct PackedWeight {
+    packed: Tensor,
+    shape: PackedShape,
+    order: Option<Tensor>,
+}
+
+impl PackedWeight {
+    /// What was packed.
+    pub fn shape(&self) -> &PackedShape {
+        &self.shape
+    }
+
+    /// The packed bytes.
+    pub fn tensor(&self) -> &Tensor {
+        &self.packed
+    }
+
+    /// The order in which it has its inputs, where that is another than that of the values which it is multiplied with:
+    /// u32 `[groups, k]`, or `[k]` of one weight. See [`WeightPacker::ordered`].
+    pub fn order(&self) -> Option<&Tensor> {
+        self.order.as_ref()
+    }
+
+    /// Number of packed bytes, and of those of the order.
+    pub fn bytes(&self) -> usize {
+        super::bytes(&self.packed) + self.order.as_ref().map_or(0, super::bytes)
+    }
+}
 
 /// Packs a weight, or several of one shape, unit by unit (panels of outputs, or rows), so that only a slice of it has
 /// to be at hand in its unpacked form.
