@@ -1,4 +1,8 @@
-//! The accuracy harness on a foreign device, and the harness itself: rows that are broken on purpose must fail.
+//! The accuracy harness and the table of support on a foreign device, and the harness itself: rows that are broken on
+//! purpose must fail.
+
+#[path = "../../common/support.rs"]
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +12,7 @@ use sinew_foreign_device::{CausalSum, CausalSumCall, CausalSumStatic, KIND, Lagg
 use sinew_kernels::harness::accuracy::RowReport;
 use sinew_kernels::harness::case::Depth;
 use sinew_kernels::simd::Stored;
+use sinew_kernels::support::{StoredAs, Support};
 use sinew_kernels::{AnyTable, Arithmetic, Launch, Operands, Operator, Registry, Result, Row, Table};
 use sinew_memory::{Cpu, DeviceKind, SimdLevel};
 use sinew_tensor::DType;
@@ -31,6 +36,31 @@ fn every_row_of_the_foreign_device_passes_the_harness() {
     let names: Vec<_> = registry.tables().flat_map(AnyTable::row_names).filter(|(_, kind, _)| *kind == KIND).collect();
     assert_eq!(found.len(), names.len());
     assert_eq!(found.len(), 5);
+}
+
+#[test]
+fn what_the_table_claims_of_a_foreign_device_runs_there() {
+    let device = Lagging::new(0, Duration::from_micros(100));
+    let mut registry = Registry::standard();
+    register(&mut registry);
+    let [supported, refused] = support::agrees_with_what_runs(&registry, &device);
+    assert!(supported >= 5 && refused > supported, "{supported} and {refused}");
+    let support = Support::of(&registry, [&Cpu::get(), &device]);
+    let (name, cells) = &support.devices[1];
+    assert_eq!(*name, device.id().to_string());
+    let said = |operator: &str, dtype| {
+        let cell = cells.iter().find(|cell| cell.operator == operator && cell.stored == StoredAs::Plain(dtype));
+        cell.is_some_and(|cell| cell.is_supported())
+    };
+    let text = support.to_string();
+    for (operator, dtype, is_said) in
+        [("binary", DType::F32, true), ("binary", DType::I64, false), ("softmax", DType::F32, false)]
+    {
+        assert_eq!(said(operator, dtype), is_said, "{operator} of {dtype}: {text}");
+    }
+    let lines = || text.lines().filter(|line| line.contains("lagging:0"));
+    assert!(lines().any(|line| line.starts_with("binary ") && line.contains("yes")), "{text}");
+    assert!(lines().any(|line| line.starts_with("softmax ") && !line.contains("yes")), "{text}");
 }
 
 /// What a row of [`CausalSum`] gets wrong.
