@@ -7,7 +7,7 @@ use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::BlockValues;
 
 use super::groups::{Group, multiply};
-use super::integers::Int16;
+use super::integers::QuadLayout;
 use super::quads::{Dots, EvenAndOdd, Quads, finish_apart};
 use super::tile::{Block, Tiles, loops, tiles};
 use super::way::{Listed, Way, float_blocks, names};
@@ -69,7 +69,7 @@ impl Dots for Doubled {
     type Weights = [[__m256i; 2]; 2];
     const VECTORS: usize = 2;
     const UNIT: f32 = 0.5;
-    const INT16: Int16 = Int16::Whole;
+    const LAYOUT: QuadLayout = QuadLayout::Whole;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {
@@ -102,13 +102,9 @@ impl Dots for Doubled {
     }
 
     #[inline(always)]
-    unsafe fn dot<const BYTES: usize, const WORD: usize>(
-        sums: Self::Sums,
-        weights: Self::Weights,
-        a: i32,
-    ) -> Self::Sums {
+    unsafe fn dot<const WORD: usize>(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
         // SAFETY: passed on.
-        unsafe { EvenAndOdd::dot::<BYTES, WORD>(sums, weights, a) }
+        unsafe { EvenAndOdd::dot::<WORD>(sums, weights, a) }
     }
 
     #[inline(always)]

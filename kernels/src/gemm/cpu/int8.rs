@@ -102,7 +102,7 @@ impl Listed for Avx2Way {
 /// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, pack::int8::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Avx2, pack::int8_whole::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
 loops! {
     groups_portable<R, H> => multiply::<Plain, 1, R, 1, H, H>;

@@ -6,7 +6,7 @@ pub(super) struct Header<const BYTES: usize>;
 impl<const BYTES: usize> Header<BYTES> {
     /// f32: what sums of integers are multiplied with.
     pub const SCALE: usize = 0;
-    /// i32, one for each byte of a value, the highest first, or as [`Int16::starts`] has them: what sums of products start
+    /// i32, one for each byte of a value, the highest first, or as [`QuadLayout::starts`] has them: what sums of products start
     /// from.
     pub const STARTS: usize = Self::SCALE + 1;
     /// Of two bytes only, as what follows: not 0, in the words of all rows, where any row of the tile has values in bf16.
@@ -25,17 +25,26 @@ impl<const BYTES: usize> Header<BYTES> {
     }
 }
 
-/// How the bytes of four integers of 16 bits lie in the two words of a step.
+/// How four integers of one byte or two lie in the words of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Int16 {
-    /// The upper bytes in the first word, and in the second the lower ones, which have a sign of their own. Each word's
-    /// products have a sum.
+pub(crate) enum QuadLayout {
+    /// A word of bytes. Of two bytes the upper ones in the first word, and in the second the lower ones, which have a sign of
+    /// their own. Each word's products have a sum.
     Bytes,
-    /// Whole: the first and the third in the first word, the second and the fourth in the second. All products have one sum.
+    /// Whole, 16 bits each: the first and the third in the first word, the second and the fourth in the second. All products
+    /// have one sum.
     Whole,
 }
 
-impl Int16 {
+impl QuadLayout {
+    /// Words of a step of integers of so many bytes.
+    pub const fn count(self, bytes: usize) -> usize {
+        match self {
+            Self::Bytes => bytes,
+            Self::Whole => 2,
+        }
+    }
+
     /// The words of integers with these upper and lower bytes.
     #[inline(always)]
     pub fn words(self, upper: i32, lower: i32) -> [i32; 2] {
@@ -95,7 +104,7 @@ mod tests {
 
     #[test]
     fn integers_are_packed_as_what_they_are_read_as() {
-        for layout in [Int16::Bytes, Int16::Whole] {
+        for layout in [QuadLayout::Bytes, QuadLayout::Whole] {
             for bytes in 0..=u16::MAX {
                 for place in 0..4 {
                     let words = layout.only(place, bytes);
@@ -119,9 +128,9 @@ mod tests {
         for seed in 1..10_000u32 {
             let [upper, lower] = [0x9e37_79b9, 0x85eb_ca6b].map(|odd: u32| odd.wrapping_mul(seed) as i32);
             let values: [i32; 4] = std::array::from_fn(|i| (256 * bytes(upper)[i] + bytes(lower)[i]) as i16 as i32);
-            let [first, second] = Int16::Whole.words(upper, lower).map(|word| [word as i16 as i32, word >> 16]);
+            let [first, second] = QuadLayout::Whole.words(upper, lower).map(|word| [word as i16 as i32, word >> 16]);
             assert_eq!([first[0], second[0], first[1], second[1]], values, "{upper:x}, {lower:x}");
         }
-        assert_eq!(Int16::Whole.starts(-3, 7), [-761, 0]);
+        assert_eq!(QuadLayout::Whole.starts(-3, 7), [-761, 0]);
     }
 }

@@ -7,15 +7,15 @@ use sinew_tensor::BlockValues;
 use super::PackRows;
 use super::rounded::{Quantized, ROOM, take_apart};
 use super::rows::TileRows;
-use crate::gemm::cpu::integers::{Header, Int16};
+use crate::gemm::cpu::integers::{Header, QuadLayout};
 use crate::packed::{MAX_GROUP, blocks};
 use crate::simd::{LANES, Part, Simd};
 
-/// Packs some groups of a tile as int8 or int16; `layout` orders the bytes of int16.
+/// Packs some groups of a tile as int8 or int16 in a layout.
 ///
 /// # Safety
 /// The machine has the level; the rows are the operands', the panels blocks, and there is room for the tile.
-pub(super) unsafe fn pack<S: Simd, const BYTES: usize>(rows: &PackRows<'_>, task: usize, layout: Int16) {
+pub(super) unsafe fn pack<S: Simd, const BYTES: usize>(rows: &PackRows<'_>, task: usize, layout: QuadLayout) {
     // SAFETY: passed on.
     unsafe { S::part(Groups::<BYTES> { rows, task, layout }) }
 }
@@ -24,7 +24,7 @@ pub(super) unsafe fn pack<S: Simd, const BYTES: usize>(rows: &PackRows<'_>, task
 struct Groups<'a, const BYTES: usize> {
     rows: &'a PackRows<'a>,
     task: usize,
-    layout: Int16,
+    layout: QuadLayout,
 }
 
 impl<const BYTES: usize> Part for Groups<'_, BYTES> {
@@ -96,22 +96,23 @@ impl<const BYTES: usize> Part for Groups<'_, BYTES> {
                         let behind = to.add(header * height + r);
                         // What every weight is too large by, times the values, is taken off before.
                         let offset = -i32::from(blocks::offset(values));
-                        let mut starts = [0; BYTES];
-                        let mut quads = [[0; blocks::MOST_QUADS]; BYTES];
+                        // Of upper and of lower bytes: of one byte there are lower ones only.
+                        let mut starts = [0; 2];
+                        let mut quads = [[0; blocks::MOST_QUADS]; 2];
                         for byte in 0..BYTES {
-                            starts[byte] = offset * quantized.sums[byte][i] as i32;
-                            quads[byte] = blocks::in_quads(values, quantized.values(byte, i, group));
+                            starts[2 - BYTES + byte] = offset * quantized.sums[byte][i] as i32;
+                            quads[2 - BYTES + byte] = blocks::in_quads(values, quantized.values(byte, i, group));
                         }
-                        if let ([start, second], [firsts, seconds]) = (&mut starts[..], &mut quads[..]) {
-                            [*start, *second] = layout.starts(*start, *second);
-                            for step in 0..steps {
-                                [firsts[step], seconds[step]] = layout.words(firsts[step], seconds[step]);
-                            }
-                        }
+                        let [upper, lower] = starts;
+                        let starts = if BYTES == 1 { [lower, 0] } else { layout.starts(upper, lower) };
                         for word in 0..BYTES {
                             to.add((Header::<BYTES>::STARTS + word) * height + r).write(starts[word]);
-                            for step in 0..steps {
-                                behind.add((step * BYTES + word) * height).write(quads[word][step]);
+                        }
+                        let count = layout.count(BYTES);
+                        for step in 0..steps {
+                            let words = layout.words(quads[0][step], quads[1][step]);
+                            for (word, bits) in words[2 - count..].iter().enumerate() {
+                                behind.add((step * count + word) * height).write(*bits);
                             }
                         }
                     }

@@ -5,7 +5,7 @@ mod integers;
 mod rounded;
 mod rows;
 
-use super::integers::{Header, Int16};
+use super::integers::{Header, QuadLayout};
 use super::normed_rows::NormedRows;
 use super::plan::Slab;
 use super::rows::{OperandRows, Order};
@@ -67,13 +67,25 @@ pub(super) const fn int8<S: Simd>() -> Packing {
         integers: true,
         header: |format| Header::<1>::words(format.group()),
         pack: |rows, task| {
-            // SAFETY: passed on. Of one byte the layout is not read.
-            unsafe { integers::pack::<S, 1>(rows, task, Int16::Bytes) }
+            // SAFETY: passed on.
+            unsafe { integers::pack::<S, 1>(rows, task, QuadLayout::Bytes) }
         },
     }
 }
 
-/// Quads of int16 in that order, two words to each: [`Int16::Bytes`]. Values that int16 does not hold beside the others of
+/// The same as whole values of 16 bits: [`QuadLayout::Whole`].
+pub(super) const fn int8_whole<S: Simd>() -> Packing {
+    Packing {
+        words: 2,
+        pack: |rows, task| {
+            // SAFETY: passed on.
+            unsafe { integers::pack::<S, 1>(rows, task, QuadLayout::Whole) }
+        },
+        ..int8::<S>()
+    }
+}
+
+/// Quads of int16 in that order, two words to each: [`QuadLayout::Bytes`]. Values that int16 does not hold beside the others of
 /// their group are there as bf16, and are marked in the header.
 pub(super) const fn int16_in_bytes<S: Simd>() -> Packing {
     Packing {
@@ -81,18 +93,18 @@ pub(super) const fn int16_in_bytes<S: Simd>() -> Packing {
         header: |format| Header::<2>::words(format.group()),
         pack: |rows, task| {
             // SAFETY: passed on.
-            unsafe { integers::pack::<S, 2>(rows, task, Int16::Bytes) }
+            unsafe { integers::pack::<S, 2>(rows, task, QuadLayout::Bytes) }
         },
         ..int8::<S>()
     }
 }
 
-/// Packs int16 as whole values: [`Int16::Whole`].
+/// Packs int16 as whole values: [`QuadLayout::Whole`].
 pub(super) const fn int16_whole<S: Simd>() -> Packing {
     Packing {
         pack: |rows, task| {
             // SAFETY: passed on.
-            unsafe { integers::pack::<S, 2>(rows, task, Int16::Whole) }
+            unsafe { integers::pack::<S, 2>(rows, task, QuadLayout::Whole) }
         },
         ..int16_in_bytes::<S>()
     }

@@ -1,7 +1,7 @@
 //! Products of four weights of a byte with four activations, by the instructions of a level.
 
 use super::super::groups::Group;
-use super::super::integers::Int16;
+use super::super::integers::QuadLayout;
 use super::Quads;
 use crate::simd::{LANES, Portable, Simd};
 
@@ -15,23 +15,19 @@ pub trait Dots: Copy {
     const VECTORS: usize = 1;
     /// What a weight of 1 stands for: a power of two.
     const UNIT: f32 = 1.0;
-    /// How activations of two bytes come.
-    const INT16: Int16;
+    /// How activations come.
+    const LAYOUT: QuadLayout;
     /// All sums `x`.
     unsafe fn splat(x: i32) -> Self::Sums;
     /// Four weights of sixteen outputs: the bytes of their words, or the lower and then the upper halves of these.
     unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS];
-    /// The sums, and to each the products of its weights with the word `WORD` of a step of activations of so many bytes.
-    unsafe fn dot<const BYTES: usize, const WORD: usize>(
-        sums: Self::Sums,
-        weights: Self::Weights,
-        a: i32,
-    ) -> Self::Sums;
+    /// The sums, and to each the products of its weights with the word `WORD` of a step of activations.
+    unsafe fn dot<const WORD: usize>(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
     /// `a - b`.
     unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// `256 · upper + lower`.
     unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
-    /// The sums, and to each `x` times the zero point of its output.
+    /// The sums, and to each `x`, of 23 bits and a sign, times the zero point of its output.
     unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums;
     /// As f32.
     unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
@@ -66,6 +62,13 @@ macro_rules! finish_apart {
 #[cfg(target_arch = "x86_64")]
 pub(in crate::gemm::cpu) use finish_apart;
 
+/// An integer of 23 bits and a sign as a word of two halves, the lower byte and what is above it: products of 16 bits with a
+/// number of a byte and with 256 times that add up to the whole.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn halves(x: i32) -> i32 {
+    (x & 0xff) | (x >> 8) << 16
+}
+
 /// Plain Rust.
 #[derive(Clone, Copy)]
 pub struct Plain;
@@ -74,7 +77,7 @@ impl Dots for Plain {
     type S = Portable;
     type Sums = [i32; LANES];
     type Weights = [u8; 4 * LANES];
-    const INT16: Int16 = Int16::Bytes;
+    const LAYOUT: QuadLayout = QuadLayout::Bytes;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {
@@ -89,11 +92,7 @@ impl Dots for Plain {
     }
 
     #[inline(always)]
-    unsafe fn dot<const BYTES: usize, const WORD: usize>(
-        mut sums: Self::Sums,
-        weights: Self::Weights,
-        a: i32,
-    ) -> Self::Sums {
+    unsafe fn dot<const WORD: usize>(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
         let a = a.to_le_bytes().map(|byte| i32::from(byte as i8));
         for (sum, four) in sums.iter_mut().zip(weights.chunks_exact(4)) {
             *sum += four.iter().zip(a).map(|(&weight, a)| i32::from(weight) * a).sum::<i32>();

@@ -1,15 +1,16 @@
 //! Dot products of AVX2.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
-use super::super::integers::Int16;
+use super::super::integers::QuadLayout;
 use super::Quads;
-use super::dots::{Dots, finish_apart};
+use super::dots::{Dots, finish_apart, halves};
 use crate::simd::{Avx2, LANES, Simd};
 
 /// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones. Activations of
-/// two bytes take as many as those of one.
+/// one byte and of two are whole values, and take as many.
 #[derive(Clone, Copy)]
 pub struct EvenAndOdd;
 
@@ -18,7 +19,7 @@ impl Dots for EvenAndOdd {
     type Sums = [__m256i; 2];
     type Weights = [[__m256i; 2]; 2];
     const VECTORS: usize = 2;
-    const INT16: Int16 = Int16::Whole;
+    const LAYOUT: QuadLayout = QuadLayout::Whole;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> Self::Sums {
@@ -47,22 +48,12 @@ impl Dots for EvenAndOdd {
     }
 
     #[inline(always)]
-    unsafe fn dot<const BYTES: usize, const WORD: usize>(
-        mut sums: Self::Sums,
-        weights: Self::Weights,
-        a: i32,
-    ) -> Self::Sums {
+    unsafe fn dot<const WORD: usize>(mut sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
             let a = _mm256_set1_epi32(a);
-            let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)), _mm256_srai_epi16::<8>(a));
             for (sum, weights) in sums.iter_mut().zip(weights) {
-                let products = if BYTES == 2 {
-                    _mm256_madd_epi16(weights[WORD], a)
-                } else {
-                    _mm256_add_epi32(_mm256_madd_epi16(weights[0], even), _mm256_madd_epi16(weights[1], odd))
-                };
-                *sum = _mm256_add_epi32(*sum, products);
+                *sum = add_now(*sum, _mm256_madd_epi16(weights[WORD], a));
             }
             sums
         }
@@ -89,8 +80,11 @@ impl Dots for EvenAndOdd {
     unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
-            let zeros = [zeros, zeros.add(8)].map(|p| _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())));
-            let products = zeros.map(|zeros| _mm256_mullo_epi32(zeros, _mm256_set1_epi32(x)));
+            let x = _mm256_set1_epi32(halves(x));
+            let products = [zeros, zeros.add(8)].map(|p| {
+                let zeros = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+                _mm256_madd_epi16(_mm256_blend_epi16::<0xaa>(zeros, _mm256_slli_epi32::<24>(zeros)), x)
+            });
             [_mm256_add_epi32(sums[0], products[0]), _mm256_add_epi32(sums[1], products[1])]
         }
     }
@@ -108,4 +102,21 @@ impl Dots for EvenAndOdd {
     }
 
     finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
+}
+
+/// `a + b` as one instruction that the compiler does not move: it would add up products of several steps before the sums, and
+/// have no registers for them.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_now(mut a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: registers are all that is touched.
+    unsafe {
+        asm!(
+            "vpaddd {a}, {a}, {b}",
+            a = inout(ymm_reg) a,
+            b = in(ymm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    a
 }

@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::super::groups::Group;
-use super::super::integers::Int16;
+use super::super::integers::QuadLayout;
 use super::Quads;
-use super::dots::{Dots, finish_apart};
+use super::dots::{Dots, finish_apart, halves};
 use crate::simd::{Avx512, Simd};
 
 /// `vpdpbusd`.
@@ -16,7 +16,7 @@ impl Dots for Vnni {
     type S = Avx512;
     type Sums = __m512i;
     type Weights = __m512i;
-    const INT16: Int16 = Int16::Bytes;
+    const LAYOUT: QuadLayout = QuadLayout::Bytes;
 
     #[inline(always)]
     unsafe fn splat(x: i32) -> __m512i {
@@ -40,7 +40,7 @@ impl Dots for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn dot<const BYTES: usize, const WORD: usize>(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
+    unsafe fn dot<const WORD: usize>(sums: __m512i, weights: __m512i, a: i32) -> __m512i {
         // SAFETY: passed on.
         unsafe { _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(a)) }
     }
@@ -62,7 +62,8 @@ impl Dots for Vnni {
         // SAFETY: passed on.
         unsafe {
             let zeros = _mm512_cvtepi8_epi32(_mm_loadu_si128(zeros.cast()));
-            _mm512_add_epi32(sums, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x)))
+            let zeros = _mm512_mask_blend_epi16(0xaaaa_aaaa, zeros, _mm512_slli_epi32::<24>(zeros));
+            _mm512_dpwssd_epi32(sums, zeros, _mm512_set1_epi32(halves(x)))
         }
     }
 

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use sinew_tensor::BlockFormat;
 
 use super::groups::{self, Group, Products, Steps, unrolled};
-use super::integers::{Header, Int16};
+use super::integers::{Header, QuadLayout};
 use super::pack;
 use super::tile::{Block, Packing};
 use crate::packed::blocks::{self, LINE};
@@ -76,7 +76,10 @@ impl<D, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 
 impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// Whether there is a sum of whole values, the first, instead of one for each of their bytes.
-    const WHOLE: bool = BYTES == 2 && matches!(D::INT16, Int16::Whole);
+    const WHOLE: bool = matches!(D::LAYOUT, QuadLayout::Whole);
+
+    /// Words of a step.
+    const WORDS: usize = D::LAYOUT.count(BYTES);
 
     /// The sums, and to each the products of its weights with the words of a step.
     #[inline(always)]
@@ -92,13 +95,28 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     unsafe fn add_word<const WORD: usize>(sums: &mut [D::Sums; BYTES], weights: D::Weights, a: i32) {
         let sum = &mut sums[if Self::WHOLE { 0 } else { WORD }];
         // SAFETY: passed on.
-        unsafe { *sum = D::dot::<BYTES, WORD>(*sum, weights, a) };
+        unsafe { *sum = D::dot::<WORD>(*sum, weights, a) };
+    }
+
+    /// The same of rows whose words lie one behind another.
+    #[inline(always)]
+    unsafe fn add_rows<const WORD: usize, const R: usize, const H: usize>(
+        sums: &mut [[[D::Sums; BYTES]; H]; R],
+        weights: [D::Weights; H],
+        a: *const i32,
+    ) {
+        for r in 0..R {
+            for h in 0..H {
+                // SAFETY: passed on.
+                unsafe { Self::add_word::<WORD>(&mut sums[r][h], weights[h], *a.add(r)) };
+            }
+        }
     }
 
     /// The products of the sixteen outputs `h` with one value of these bytes, at the place of byte `byte` of a step.
     #[inline(always)]
     unsafe fn products_of_one(group: Group, step: usize, h: usize, byte: usize, bytes: u16) -> [D::Sums; BYTES] {
-        let words = D::INT16.only(byte, bytes);
+        let words = D::LAYOUT.only(byte, bytes);
         // Of one byte it is the lower.
         let words = std::array::from_fn(|i| words[2 - BYTES + i]);
         // SAFETY: passed on.
@@ -140,7 +158,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                     let (step, byte) = (place / 4, place % 4);
                     let words = [0, BYTES - 1]
                         .map(|word| *group.a.cast::<u32>().add((BYTES * step + word) * group.height + row));
-                    each(step, byte, D::INT16.bytes(byte, words));
+                    each(step, byte, D::LAYOUT.bytes(byte, words));
                     bits &= bits - 1;
                 }
             }
@@ -204,23 +222,30 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     ) -> [[<D::S as Simd>::F; H]; R] {
         // SAFETY: passed on.
         unsafe {
-            let mut scaled = [[D::S::splat(0.0); H]; R];
+            let mut joined = [[D::splat(0); H]; R];
             for r in 0..R {
-                let starts = Self::starts(group, r);
-                let start = if BYTES == 1 || Self::WHOLE { starts[0] } else { 256 * starts[0] + starts[BYTES - 1] };
                 for h in 0..H {
-                    let mut sum = Self::joined(sums[r][h]);
-                    if !group.zeros.is_null() {
-                        sum = D::add_zeros(sum, group.zeros.add(h * LANES), start >> self.offset.trailing_zeros());
-                    }
-                    scaled[r][h] = D::widen(sum);
+                    joined[r][h] = Self::joined(sums[r][h]);
                 }
             }
+            if !group.zeros.is_null() {
+                // Read again: where they are known to be what sums start from, they are broadcast from other registers.
+                let again = Group { header: std::hint::black_box(group.header), ..group };
+                for r in 0..R {
+                    let starts = Self::starts(again, r);
+                    let start = if BYTES == 1 || Self::WHOLE { starts[0] } else { 256 * starts[0] + starts[BYTES - 1] };
+                    for h in 0..H {
+                        let zeros = group.zeros.add(h * LANES);
+                        joined[r][h] = D::add_zeros(joined[r][h], zeros, start >> self.offset.trailing_zeros());
+                    }
+                }
+            }
+            let mut scaled = [[D::S::splat(0.0); H]; R];
             for r in 0..R {
                 // The row's scale first: the two scales' product may be too large where the sum is not.
                 let scale = D::S::splat(D::UNIT * *group.header.add(Header::<BYTES>::SCALE * group.height + r));
                 for h in 0..H {
-                    scaled[r][h] = D::S::mul(scaled[r][h], scale);
+                    scaled[r][h] = D::S::mul(D::widen(joined[r][h]), scale);
                 }
             }
             scaled
@@ -236,10 +261,11 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
 }
 
 impl<D: Dots, const N: usize, const BYTES: usize> Steps for Quads<D, N, BYTES> {
-    const PACKING: Packing = match (BYTES, D::INT16) {
-        (1, _) => pack::int8::<D::S>(),
-        (_, Int16::Bytes) => pack::int16_in_bytes::<D::S>(),
-        (_, Int16::Whole) => pack::int16_whole::<D::S>(),
+    const PACKING: Packing = match (BYTES, D::LAYOUT) {
+        (1, QuadLayout::Bytes) => pack::int8::<D::S>(),
+        (1, QuadLayout::Whole) => pack::int8_whole::<D::S>(),
+        (_, QuadLayout::Bytes) => pack::int16_in_bytes::<D::S>(),
+        (_, QuadLayout::Whole) => pack::int16_whole::<D::S>(),
     };
     const STEPS: usize = N;
 }
@@ -279,14 +305,15 @@ impl<D: Dots, const N: usize, const BYTES: usize, const R: usize, const H: usize
                 w[h] = D::load::<N>(words.add(h * LINE / 2));
             }
             unrolled!(QUAD in 0..N of 2 {
-                unrolled!(WORD in 0..BYTES of 2 {
-                    for r in 0..R {
-                        let x = *a.cast::<i32>().add((BYTES * QUAD + WORD) * height + r);
-                        for h in 0..H {
-                            Self::add_word::<WORD>(&mut sums[r][h], w[h][QUAD], x);
-                        }
-                    }
-                })
+                let mut weights = [w[0][QUAD]; H];
+                for h in 1..H {
+                    weights[h] = w[h][QUAD];
+                }
+                let a = a.cast::<i32>().add(QUAD * Self::WORDS * height);
+                Self::add_rows::<0, R, H>(&mut sums, weights, a);
+                if Self::WORDS == 2 {
+                    Self::add_rows::<1, R, H>(&mut sums, weights, a.add(height));
+                }
             });
         }
         sums
