@@ -85,9 +85,12 @@
 //! |---|---|
 //! | `cuda` (default) | NVIDIA GPUs through the driver, found at run time |
 //! | `wgpu` (default) | Vulkan, Metal and DX12 adapters |
-//! | `hub` (default) | models by their id on the Hugging Face Hub |
-//! | `cli` (default) | the command `sinew`, settings files, and `local-time` |
+//! | `models` (default) | checkpoints, tokenizers, architectures, generation, embeddings: [`models`] |
+//! | `hub` (default) | models by their id on the Hugging Face Hub, and `models` |
+//! | `cli` (default) | the command `sinew`, settings files, `local-time` and `models` |
 //! | `local-time` | `strftime_now` in chat templates |
+//!
+//! Without default features there are operators on CPUs, from half of the crates.
 //!
 //! # Threads
 //!
@@ -100,14 +103,17 @@
 //! Nothing that a user or a file says makes these crates panic. Errors print as one line that names what was asked and
 //! what would work; [`models::one_line`] joins one with its causes.
 
+#[cfg(feature = "models")]
 pub mod demo;
 
 pub use sinew_kernels as kernels;
 pub use sinew_memory as memory;
+#[cfg(feature = "models")]
 pub use sinew_models as models;
 pub use sinew_ops as ops;
 /// Tensors: dtypes, layouts, views without copies, and [`safetensors`](tensor::safetensors) files.
 pub mod tensor {
+    #[cfg(feature = "models")]
     pub use sinew_models::safetensors;
     pub use sinew_tensor::*;
 }
@@ -115,6 +121,7 @@ pub mod tensor {
 /// What most programs need.
 pub mod prelude {
     pub use sinew_memory::{Cpu, Device, SimdLevel, Stream};
+    #[cfg(feature = "models")]
     pub use sinew_models::{
         EmbeddingModel, Folder, GenerateOptions, LanguageModel, LoadOptions, SamplingParams, WeightOptions,
     };

@@ -9,6 +9,7 @@ use crate::attention::{
     OLD_K, OLD_V, OldKv, Q, QUERY_START, SINKS, TILE, V,
 };
 use crate::cpu::line::Line;
+use crate::cpu::{CACHE_LINE, whole_lines};
 use crate::operator::refuse;
 use crate::simd::{self, LANES, Reach};
 use crate::{Launch, Operands, Operator, Result};
@@ -144,8 +145,6 @@ const UNIT_ROWS: RangeInclusive<usize> = 96..=288;
 const UNITS_PER_THREAD: usize = 8;
 /// Partial results of groups beyond this many bytes are not worth the threads they would occupy.
 const MOST_PARTIALS: usize = 64 << 20;
-/// Alignment of every part of the workspace: a cache line.
-const LINE: usize = 64;
 
 /// How an arithmetic packs its operands, and how many rows it multiplies in turn.
 #[derive(Clone, Copy, Debug)]
@@ -181,11 +180,6 @@ pub(super) struct AttentionPlan {
 /// f32 values of a group's partial result: the maximum in a line of its own, sixteen sums, the accumulator.
 const PARTIAL_HEAD: usize = 2 * LANES;
 
-/// Rounds up to whole cache lines, or to `usize::MAX` where that overflows: no workspace is as large.
-fn lines(bytes: usize) -> usize {
-    bytes.checked_next_multiple_of(LINE).unwrap_or(usize::MAX)
-}
-
 impl AttentionPlan {
     /// Divides a call among `threads` threads. Results do not depend on the division.
     pub fn new(packing: Packing, fixed: &AttentionStatic, call: &AttentionDynamic, threads: usize) -> Self {
@@ -203,7 +197,7 @@ impl AttentionPlan {
         let bytes = all_rows
             .checked_mul(groups)
             .and_then(|n| n.checked_mul(PARTIAL_HEAD.saturating_add(width).saturating_mul(size_of::<f32>())));
-        let bytes = bytes.filter(|_| useful).map(lines);
+        let bytes = bytes.filter(|_| useful).map(whole_lines);
         let split = bytes.is_some_and(|bytes| bytes <= MOST_PARTIALS);
         Self {
             rows,
@@ -236,7 +230,8 @@ impl AttentionPlan {
 
     /// Bytes of each field of [`Scratch`].
     fn scratch_parts(&self) -> [usize; 11] {
-        let part = |[rows, width]: [usize; 2], size: usize| lines(rows.saturating_mul(width).saturating_mul(size));
+        let part =
+            |[rows, width]: [usize; 2], size: usize| whole_lines(rows.saturating_mul(width).saturating_mul(size));
         let (f32s, elements) = (|shape| part(shape, size_of::<f32>()), |shape| part(shape, self.packing.element));
         let state = [f32s([self.rows, 1]), f32s([self.rows, LANES]), f32s([self.rows, self.width])];
         [
@@ -255,7 +250,7 @@ impl AttentionPlan {
     }
 
     fn sequence_bytes(&self) -> usize {
-        lines(self.sequences.saturating_add(1).saturating_mul(size_of::<Sequence>()))
+        whole_lines(self.sequences.saturating_add(1).saturating_mul(size_of::<Sequence>()))
     }
 
     /// f32 values of a partial result.
@@ -266,7 +261,7 @@ impl AttentionPlan {
     /// Bytes of workspace for `threads` threads.
     pub fn bytes(&self, threads: usize) -> usize {
         let workers = threads.saturating_mul(self.scratch());
-        (LINE + self.partial_bytes).saturating_add(self.sequence_bytes()).saturating_add(workers)
+        (CACHE_LINE + self.partial_bytes).saturating_add(self.sequence_bytes()).saturating_add(workers)
     }
 
     /// The workspace of a launch, divided.
@@ -275,7 +270,7 @@ impl AttentionPlan {
     /// A workspace that is missing or too small.
     pub fn workspace(&self, launch: &Launch<'_>, threads: usize) -> Result<Workspace> {
         let base = launch.host_workspace(self.bytes(threads))?;
-        let start = base.wrapping_add(base.align_offset(LINE));
+        let start = base.wrapping_add(base.align_offset(CACHE_LINE));
         Ok(Workspace {
             sequences: start.cast(),
             partials: start.wrapping_add(self.sequence_bytes()).cast(),
@@ -414,6 +409,7 @@ pub(super) unsafe fn read(
     out: *mut Sequence,
 ) -> Result<[Option<BlockTable>; 2]> {
     let name = Attention::NAME;
+    let refused = |reason| Err(refuse(name, reason));
     let (starts, lengths) = (operands.input(name, QUERY_START, "")?, operands.input(name, KV_LEN, "")?);
     let keys = operands.input(name, K, "k")?;
     let dense = matches!(fixed.kv_source, KvSource::Dense);
@@ -422,49 +418,25 @@ pub(super) unsafe fn read(
     let (starts, lengths) = (Strided::new(starts)?, Strided::new(lengths)?);
     // SAFETY: `check` saw `sequences + 1` i32 starts and `sequences` i32 lengths.
     let read = |view: &Strided, at: usize| i64::from(unsafe { view.at([at, 0, 0, 0]).cast::<i32>().read() });
-    let tables = match fixed.kv_source {
-        KvSource::Paged { block_size } => {
-            let of = |table: (usize, &'static str), keys: (usize, &str)| {
-                let blocks = operands.input(name, keys.0, keys.1)?.shape().first().copied().unwrap_or(0);
-                Ok::<_, crate::Error>(Blocks {
-                    ids: operands.input(name, table.0, table.1)?,
-                    name: table.1,
-                    block_size,
-                    blocks,
-                })
-            };
-            let old = || of((OLD_BLOCK_TABLE, "old_block_table"), (OLD_K, "old_k"));
-            [Some(of((BLOCK_TABLE, "block_table"), (K, "k"))?), fixed.old.map(|_| old()).transpose()?]
-        }
-        KvSource::Dense => [None; 2],
-    };
+    let tables = Blocks::of(fixed, &operands)?;
     let (mut units, mut kv_start, mut start) = (0, 0, read(&starts, 0));
     if start != 0 {
-        return Err(refuse(Attention::NAME, format!("query_start begins with {start}, not 0")));
+        return refused(format!("query_start begins with {start}, not 0"));
     }
     for s in 0..call.sequences {
         let (end, kv_len) = (read(&starts, s + 1), read(&lengths, s));
         let query_len = end - start;
         if query_len < 0 || end > call.tokens as i64 || query_len > call.max_query as i64 {
-            return Err(refuse(
-                Attention::NAME,
-                format!(
-                    "query_start of sequence {s} is {start}..{end}, beyond {} tokens or max_query {}",
-                    call.tokens, call.max_query
-                ),
+            return refused(format!(
+                "query_start of sequence {s} is {start}..{end}, beyond {} tokens or max_query {}",
+                call.tokens, call.max_query
             ));
         }
         if kv_len < 0 || kv_len > call.max_kv as i64 || kv_len > columns as i64 {
-            return Err(refuse(
-                Attention::NAME,
-                format!("kv_len of sequence {s} is {kv_len}, beyond max_kv {}", call.max_kv),
-            ));
+            return refused(format!("kv_len of sequence {s} is {kv_len}, beyond max_kv {}", call.max_kv));
         }
         if fixed.causal && query_len > kv_len {
-            return Err(refuse(
-                Attention::NAME,
-                format!("sequence {s} has {query_len} queries over {kv_len} keys, but is causal"),
-            ));
+            return refused(format!("sequence {s} has {query_len} queries over {kv_len} keys, but is causal"));
         }
         let sequence = Sequence {
             first_unit: units,
@@ -478,10 +450,7 @@ pub(super) unsafe fn read(
         if dense {
             kv_start += sequence.kv_len;
             if kv_start > there {
-                return Err(refuse(
-                    Attention::NAME,
-                    format!("kv_len sums to {kv_start} at sequence {s}, of {there} keys"),
-                ));
+                return refused(format!("kv_len sums to {kv_start} at sequence {s}, of {there} keys"));
             }
         }
         for (table, reach) in tables.iter().zip(sequence.reach(fixed)) {
@@ -491,7 +460,7 @@ pub(super) unsafe fn read(
         start = end;
     }
     if start != call.tokens as i64 {
-        return Err(refuse(Attention::NAME, format!("query_start ends with {start}, not the {} tokens", call.tokens)));
+        return refused(format!("query_start ends with {start}, not the {} tokens", call.tokens));
     }
     // SAFETY: `out` has `sequences + 1` places.
     unsafe {
@@ -510,7 +479,19 @@ struct Blocks<'a> {
     blocks: usize,
 }
 
-impl Blocks<'_> {
+impl<'a> Blocks<'a> {
+    /// The table of the cache, and of old tokens where they have a cache of their own; none of dense keys.
+    fn of(fixed: &AttentionStatic, operands: &'a Operands<'a>) -> Result<[Option<Self>; 2]> {
+        let KvSource::Paged { block_size } = fixed.kv_source else { return Ok([None; 2]) };
+        let of = |table: (usize, &'static str), keys: (usize, &str)| {
+            let blocks = operands.input(Attention::NAME, keys.0, keys.1)?.shape().first().copied().unwrap_or(0);
+            let ids = operands.input(Attention::NAME, table.0, table.1)?;
+            Ok::<_, crate::Error>(Self { ids, name: table.1, block_size, blocks })
+        };
+        let old = || of((OLD_BLOCK_TABLE, "old_block_table"), (OLD_K, "old_k"));
+        Ok([Some(of((BLOCK_TABLE, "block_table"), (K, "k"))?), fixed.old.map(|_| old()).transpose()?])
+    }
+
     fn table(&self) -> Result<BlockTable> {
         Ok(BlockTable { ids: Strided::new(self.ids)?, block_size: self.block_size })
     }

@@ -10,13 +10,11 @@ use sinew_tensor::DType;
 
 use super::plan::{Located, Packing, TileRows};
 use crate::attention::TILE;
+use crate::cpu::CACHE_LINE;
 use crate::cpu::line::Line;
 use crate::simd::{self, LANES, Part, Portable, Reach, Simd, Stored};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-
-/// Bytes of a line of a cache.
-const LINE: usize = 64;
 
 /// An arithmetic: how it packs tiles, and a step of the chains of multiply-adds that a block of [`TileProduct`] keeps in
 /// registers.
@@ -593,7 +591,7 @@ impl<'a> Ahead<'a> {
             next: start,
             end,
             of_a_step: self.of_a_step,
-            second: LINE.min(self.bytes.saturating_sub(1)),
+            second: CACHE_LINE.min(self.bytes.saturating_sub(1)),
             bytes: self.bytes,
         }
     }
@@ -625,10 +623,10 @@ impl Steps {
             let row = unsafe { *self.next };
             simd::prefetch(row, Reach::Near);
             simd::prefetch(row.wrapping_add(self.second), Reach::Near);
-            let mut line = 2 * LINE;
+            let mut line = 2 * CACHE_LINE;
             while line < self.bytes {
                 simd::prefetch(row.wrapping_add(line), Reach::Near);
-                line += LINE;
+                line += CACHE_LINE;
             }
             self.next = self.next.wrapping_add(1);
         }

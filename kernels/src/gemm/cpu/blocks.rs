@@ -52,14 +52,14 @@ impl Listed for PortableWay {
     };
 }
 
-pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, pack::singles::<Portable>(), tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>))
-        .expanding(Expansion {
-            expand: expand_at::<Portable>,
-            tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>),
-        });
+pub(crate) const PORTABLE: Tiles = Tiles::new(
+    SimdLevel::Portable,
+    Fma::<Portable, Expanded, false>::PACKING,
+    tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>),
+)
+.expanding(Expansion { expand: expand_at::<Portable>, tiles: tiles!(expanded_portable: <1, 1>, <2, 1>, <4, 1>) });
 
-/// The same.
+/// Codes looked up as f32, on AVX2.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Avx2Way;
 
@@ -72,11 +72,13 @@ impl Listed for Avx2Way {
 /// 4 rows of half a panel take 8 of 16 registers, beside which codes are looked up, and 6 take 12.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, pack::singles::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>)).expanding(
-        Expansion { expand: expand_at::<Avx2>, tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>) },
-    );
+    Tiles::new(SimdLevel::Avx2, Fma::<Avx2, Expanded, false>::PACKING, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>))
+        .expanding(Expansion {
+            expand: expand_at::<Avx2>,
+            tiles: tiles!(expanded_avx2: <1, 1>, <2, 1>, <4, 1>, <6, 1>),
+        });
 
-/// The same.
+/// Codes looked up as f32, on AVX-512.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Avx512Way;
 
@@ -95,7 +97,7 @@ impl Listed for Avx512Way {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX512: Tiles = Tiles::new(
     SimdLevel::Avx512,
-    pack::singles::<Avx512>(),
+    Fma::<Avx512, Expanded, false>::PACKING,
     tiles!(groups_avx512: <1, 2>, <2, 2>, <4, 2>, <6, 2>, <8, 2>),
 )
 .expanding(Expansion {

@@ -10,13 +10,13 @@ use super::codes_bf16::{Bytes, Expanded, Integers, IntegersLessZeros, Nibbles, N
 use super::groups::{self, Expands, Group, Products, Steps, halves, multiply, multiply_in_twos, unrolled};
 use super::pack;
 use super::tile::{Block, Expansion, Loop, Packing, Tiles, loops, tiles};
-use super::way::{Listed, Way, float_blocks, names};
+use super::way::{Listed, Way, bf16_blocks, names};
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
 use crate::packed::blocks::LINE;
 use crate::rates::predicted;
 use crate::simd::{Avx512, LANES};
-use crate::{Arithmetic, Compute, Refusal};
+use crate::{Arithmetic, Refusal};
 
 const DOT: Arithmetic = Arithmetic { name: "gemm.dpbf16-groups", foreign: false, flushes_subnormals: true };
 
@@ -37,10 +37,7 @@ impl Listed for DotWay {
 /// Refuses what is not multiplied in bf16, values that are no bf16, and floats of a byte where no instruction looks bytes
 /// up.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = float_blocks(fixed, hardware, level)?;
-    if fixed.compute != Compute::Bf16 {
-        return Err("computes in bf16, the problem asks for f32".into());
-    }
+    let format = bf16_blocks(fixed, hardware, level)?;
     if format.values() == BlockValues::Nf4 {
         return Err("multiplies bf16, which NF4's values are not".into());
     }
@@ -57,7 +54,7 @@ fn rate(hardware: &Hardware, _: SimdLevel) -> f64 {
 }
 
 pub(crate) const DOTS: Tiles =
-    Tiles::new(SimdLevel::Avx512, pack::pairs::<Avx512>(), tiles!(few: <1>, <2>; dot: <4>, <6>, <8>))
+    Tiles::new(SimdLevel::Avx512, Dots::<Expanded, 1>::PACKING, tiles!(few: <1>, <2>; dot: <4>, <6>, <8>))
         .expanding(Expansion { expand, tiles: tiles!(few_expanded: <1>, <2>; dot_expanded: <4>, <6>, <8>, <12>) });
 
 loops! {
@@ -109,8 +106,8 @@ unsafe fn multiply_integers<const R: usize, const V: usize>(block: Block) {
     }
 }
 
-/// One row or two of codes of four bits. Of more there are products enough, and bytes are slower for it: there is more to do
-/// before their products.
+/// Multiplies one row or two with codes of four bits, two groups at a time: products that wait for those before them would
+/// stall. With more rows there are enough others to fill the time; codes of eight bits became slower.
 #[inline(always)]
 unsafe fn multiply_nibbles_in_twos<const R: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
@@ -310,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_panel_or_a_group_at_a_time_gives_the_bits_of_a_whole_one_and_of_two() {
+    fn vectors_and_groups_at_a_time_change_no_bit() {
         if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }

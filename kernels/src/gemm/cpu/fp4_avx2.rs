@@ -6,16 +6,14 @@ use std::arch::x86_64::*;
 use sinew_memory::{Hardware, SimdLevel};
 use sinew_tensor::BlockValues;
 
-use super::groups::{Group, multiply};
-use super::integers::QuadLayout;
-use super::quads::{Dots, EvenAndOdd, Quads, finish_apart};
+use super::groups::{Steps, multiply};
+use super::int8;
+use super::quads::{EvenAndOdd, EvenOdd, Quads, Widened};
 use super::tile::{Block, Tiles, loops, tiles};
-use super::way::{Listed, Way, float_blocks, names};
-use super::{int8, pack};
+use super::way::{Listed, Way, bf16_blocks, names};
+use crate::Refusal;
 use crate::gemm::GemmStatic;
 use crate::gemm::block_float::INT16_DOUBLED;
-use crate::simd::{Avx2, Simd};
-use crate::{Compute, Refusal};
 
 /// `vpmaddwd`.
 pub(crate) struct DoubledWay;
@@ -27,10 +25,7 @@ impl Listed for DoubledWay {
 
 /// Refuses what is not multiplied in bf16, and all but fp4: NF4's values are no integers.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = float_blocks(fixed, hardware, level)?;
-    if fixed.compute != Compute::Bf16 {
-        return Err("holds activations in 16 bits, the problem asks for f32".into());
-    }
+    let format = bf16_blocks(fixed, hardware, level)?;
     if format.values() != BlockValues::F4E2M1 {
         return Err("multiplies fp4 (e2m1) only".into());
     }
@@ -42,9 +37,11 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
     int8::rate(hardware, level)
 }
 
+/// Two quads of a word with activations of two bytes.
+type Products = Quads<EvenAndOdd<Doubled>, 2, 2>;
+
 /// As of integers: 4 rows of half a panel take 8 of 16 registers.
-pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, pack::int16_whole::<Avx2>(), tiles!(groups: <1, 1>, <2, 1>, <4, 1>));
+pub(crate) const AVX2: Tiles = Tiles::new(SimdLevel::Avx2, Products::PACKING, tiles!(groups: <1, 1>, <2, 1>, <4, 1>));
 
 loops! {
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -55,30 +52,19 @@ loops! {
 #[inline(always)]
 unsafe fn multiply_doubled<const R: usize, const H: usize>(block: Block) {
     let format = block.panels.admitted_blocks();
-    // SAFETY: passed on; a word of fp4 has two quads.
-    unsafe { multiply::<_, R, 1, H, H>(Quads::<Doubled, 2, 2>::of(format), format, block) }
+    // SAFETY: passed on.
+    unsafe { multiply::<_, R, 1, H, H>(Products::of(format), format, block) }
 }
 
-/// Dot products of twice the weights of fp4, which `load` looks up; the rest is [`EvenAndOdd`].
+/// Twice the weights of fp4, looked up.
 #[derive(Clone, Copy)]
-pub(super) struct Doubled;
+struct Doubled;
 
-impl Dots for Doubled {
-    type S = Avx2;
-    type Sums = [__m256i; 2];
-    type Weights = [[__m256i; 2]; 2];
-    const VECTORS: usize = 2;
+impl Widened for Doubled {
     const UNIT: f32 = 0.5;
-    const LAYOUT: QuadLayout = QuadLayout::Whole;
 
     #[inline(always)]
-    unsafe fn splat(x: i32) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::splat(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [EvenOdd; QUADS] {
         const { assert!(QUADS == 2, "a word has eight codes of four bits") };
         // SAFETY: passed on.
         unsafe {
@@ -100,36 +86,4 @@ impl Dots for Doubled {
             quads
         }
     }
-
-    #[inline(always)]
-    unsafe fn dot<const WORD: usize>(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::dot::<WORD>(sums, weights, a) }
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::sub(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::join(upper, lower) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::add_zeros(sums, zeros, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sums: Self::Sums) -> <Avx2 as Simd>::F {
-        // SAFETY: passed on.
-        unsafe { EvenAndOdd::widen(sums) }
-    }
-
-    finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
 }

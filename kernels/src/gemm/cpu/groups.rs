@@ -139,8 +139,8 @@ pub(super) unsafe fn multiply<P: Products<R, V>, const R: usize, const PARTS: us
     }
 }
 
-/// The same of one part and whole panels, two groups at once, so that products do not wait for those before them: as one
-/// group after the other, to the bit.
+/// Like [`multiply`] for one part and whole panels, with two groups interleaved, so that products do not wait for those
+/// before them. The bits are the same.
 ///
 /// # Safety
 /// That of [`multiply`].

@@ -7,15 +7,14 @@
 
 use sinew_memory::{Hardware, SimdLevel};
 
+use super::groups::Steps;
 use super::int8;
-use super::pack;
-use super::quads::{EvenAndOdd, Vnni, multiply};
+use super::quads::{EvenAndOdd, Quads, Vnni, multiply};
 use super::tile::{Tiles, loops, tiles};
-use super::way::{Listed, Way, float_blocks, names};
+use super::way::{Listed, Way, bf16_blocks, names};
+use crate::Refusal;
 use crate::gemm::GemmStatic;
 use crate::gemm::block_float::INT16;
-use crate::simd::{Avx2, Avx512};
-use crate::{Compute, Refusal};
 
 /// `vpdpbusd`, of each quad twice.
 pub(crate) struct VnniWay;
@@ -41,10 +40,7 @@ impl Listed for Avx2Way {
 
 /// Refuses what is not multiplied in bf16, and all but integers.
 fn admit(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<(), Refusal> {
-    let format = float_blocks(fixed, hardware, level)?;
-    if fixed.compute != Compute::Bf16 {
-        return Err("holds activations in 16 bits, the problem asks for f32".into());
-    }
+    let format = bf16_blocks(fixed, hardware, level)?;
     if !format.values().is_integer() {
         return Err("multiplies integers only".into());
     }
@@ -62,14 +58,14 @@ fn rate(hardware: &Hardware, level: SimdLevel) -> f64 {
 /// Six rows take 24 registers for the sums of a group, and leave the sums of all groups in memory.
 pub(crate) const VNNI: Tiles = Tiles::new(
     SimdLevel::Avx512,
-    pack::int16_in_bytes::<Avx512>(),
+    Quads::<Vnni, 1, 2>::PACKING,
     tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>; eight_vnni of 8),
 )
 .cutting_many_into(6);
 
 /// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, pack::int16_whole::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Avx2, Quads::<EvenAndOdd, 1, 2>::PACKING, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
 loops! {
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -5,10 +5,10 @@ use sinew_memory::{Hardware, SimdLevel};
 
 #[cfg(target_arch = "x86_64")]
 use super::groups;
-use super::pack;
+use super::groups::Steps;
 #[cfg(target_arch = "x86_64")]
 use super::quads::{EvenAndOdd, Vnni};
-use super::quads::{Plain, multiply};
+use super::quads::{Plain, Quads, multiply};
 #[cfg(target_arch = "x86_64")]
 use super::tile::Block;
 use super::tile::{Tiles, loops, tiles};
@@ -17,9 +17,6 @@ use crate::cpu::leveled::needs;
 use crate::gemm::GemmStatic;
 use crate::packed::PanelKind;
 use crate::rates::predicted;
-use crate::simd::Portable;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
 use crate::{Arithmetic, Compute, Refusal};
 
 const MUL_ADD: Arithmetic = Arithmetic::named("gemm.int8-groups.mul-add");
@@ -61,7 +58,7 @@ impl Listed for PortableWay {
 }
 
 pub(crate) const PORTABLE: Tiles =
-    Tiles::new(SimdLevel::Portable, pack::int8::<Portable>(), tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Portable, Quads::<Plain, 1, 1>::PACKING, tiles!(groups_portable: <1, 1>, <2, 1>, <4, 1>));
 
 /// Four products in an instruction.
 #[cfg(target_arch = "x86_64")]
@@ -84,7 +81,7 @@ impl Listed for VnniWay {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const VNNI: Tiles = Tiles::new(
     SimdLevel::Avx512,
-    pack::int8::<Avx512>(),
+    Quads::<Vnni, 1, 1>::PACKING,
     tiles!(groups_vnni: <1, 2>, <2, 2>, <4, 2>, <6, 2>; eight_vnni of 8),
 )
 .cutting_many_into(6);
@@ -102,7 +99,7 @@ impl Listed for Avx2Way {
 /// 4 rows of half a panel take 8 of 16 registers, the weights of each quad four.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const AVX2: Tiles =
-    Tiles::new(SimdLevel::Avx2, pack::int8_whole::<Avx2>(), tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
+    Tiles::new(SimdLevel::Avx2, Quads::<EvenAndOdd, 1, 1>::PACKING, tiles!(groups_avx2: <1, 1>, <2, 1>, <4, 1>));
 
 loops! {
     groups_portable<R, H> => multiply::<Plain, 1, R, 1, H, H>;

@@ -4,6 +4,7 @@ use sinew_memory::SimdLevel;
 use sinew_tensor::BlockFormat;
 
 use super::pack::PackRows;
+use crate::cpu::CACHE_LINE;
 use crate::packed::{PanelKind, blocks};
 use crate::simd::{self, LANES, Reach};
 
@@ -16,20 +17,19 @@ pub(crate) enum Reads {
     Once,
 }
 
-/// Asks for the lines a page and a half ahead of the `bytes` bytes at `p`, which need not be valid: a core's own prefetchers
-/// stop at each page of 4 KiB. `light` loops of one row do so little to a line that of what is read again they ask for the
-/// first of each two, as the other comes along in time.
+/// Prefetches the `bytes` bytes a page and a half ahead of `p`, which need not be valid: hardware prefetchers stop at each
+/// page of 4 KiB. `light` loops of one row, which look nothing up, prefetch one of each two lines: the adjacent-line
+/// prefetcher fetches the other.
 ///
-/// What is read again is asked into the second cache, since what the first waits for keeps one of its few places: with it,
-/// rates were 5 to 20 % lower on Zen 4. So they were at a distance of whole pages, whose lines share the low bits of their
-/// address with those that are read, and by up to a third where a loop that looks nothing up asked for every line.
+/// Data that are reused go into L2: a prefetch into L1 that misses occupies a line-fill buffer until its data arrive (5 to
+/// 20 % slower on Zen 4). A distance of whole pages was as slow, as its lines fall into the same sets of the cache; a light
+/// loop that prefetched every line was up to a third slower.
 ///
-/// What is read once passes the second and third cache by, which then keep what weights would push out of them on their
-/// way: rows, keys and values, and some of the weights themselves (what that gains: `passes_caches` of `rates::cores`).
+/// Data that are read once are prefetched past L2 and L3, which then keep rows, keys and values, and part of the weights
+/// (for the gain see `passes_caches` of `rates::cores`).
 #[inline(always)]
 pub(super) fn prefetch_ahead(p: *const u8, bytes: usize, reads: Reads, light: bool) {
     const AHEAD: usize = 4096 + 2048;
-    const CACHE_LINE: usize = 64;
     let (reach, stride) = match reads {
         Reads::Once => (Reach::Once, CACHE_LINE),
         Reads::Again if light => (Reach::Far, 2 * CACHE_LINE),
@@ -71,8 +71,8 @@ impl Packing {
     }
 }
 
-/// What multiplies a packed tile of rows with a block of a panel: all that differs between rows of the table. They are
-/// constants: of a static all functions are compiled, into unit tests that call none of them too.
+/// How a kernel packs rows, and its loops over K for tiles of different heights. These are constants: a static would compile
+/// all of its functions into every unit test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     /// The level of everything around the loops: packing and epilogue.

@@ -14,7 +14,7 @@ use crate::{Arithmetic, Compute, Operator, Refusal, Row};
 pub(crate) struct Way {
     pub names: Names,
     pub arithmetic: Arithmetic,
-    /// What the machine must have.
+    /// What the machine must have. [`Tiles::level`] is what packing and epilogue are compiled for, which may be less.
     pub level: SimdLevel,
     pub tiles: &'static Tiles,
     /// Refuses machines below a level, and what the tiles do not multiply.
@@ -33,7 +33,7 @@ impl Way {
     }
 }
 
-/// A type for each way, of which functions of its rows are made.
+/// A type for each way: what [`Multiplies::row`] is generic over.
 pub(crate) trait Listed {
     const WAY: Way;
 }
@@ -57,7 +57,7 @@ pub(super) use names;
 
 /// An operator with products.
 pub(crate) trait Multiplies: Operator {
-    /// Its row of a way.
+    /// Builds this operator's row from a way.
     fn row<W: Listed>() -> Row<Self>;
 }
 
@@ -69,6 +69,12 @@ pub(super) fn float_blocks(fixed: &GemmStatic, hardware: &Hardware, level: SimdL
         Some(format) => Ok(format),
         None => Err("multiplies block-quantized weights only".into()),
     }
+}
+
+/// The same where activations are multiplied as bf16.
+pub(super) fn bf16_blocks(fixed: &GemmStatic, hardware: &Hardware, level: SimdLevel) -> Result<BlockFormat, Refusal> {
+    let format = float_blocks(fixed, hardware, level)?;
+    if fixed.compute == Compute::Bf16 { Ok(format) } else { Err("computes in bf16, the problem asks for f32".into()) }
 }
 
 /// Predicted seconds at `rate` operations per second and thread.

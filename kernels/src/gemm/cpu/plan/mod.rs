@@ -1,4 +1,4 @@
-//! How a call is cut up.
+//! How a call is divided into blocks.
 //!
 //! The cuts are BLIS's (Van Zee and van de Geijn 2015), each at a size that a cache or the number of registers gives, and
 //! each decided in a file of its own:

@@ -8,6 +8,7 @@ use super::Shape;
 use super::k_blocks::KBlocks;
 use super::slabs::{Slab, Slabs};
 use super::tasks::Tasks;
+use crate::cpu::whole_lines;
 use crate::packed::PANEL;
 
 /// Bytes of each part, in whole cache lines.
@@ -31,9 +32,9 @@ impl Workspace {
         let panels = blocks.panel_bytes.saturating_mul(tasks.unit);
         let sums = blocks.sum_rows.saturating_mul(PANEL * size_of::<f32>());
         Self {
-            list: lines(slabs.most.saturating_mul(size_of::<Slab>())),
-            rows: lines(shape.row_bytes.saturating_mul(slabs.rows).saturating_mul(slabs.together)),
-            worker: lines(panels.saturating_add(sums)),
+            list: whole_lines(slabs.most.saturating_mul(size_of::<Slab>())),
+            rows: whole_lines(shape.row_bytes.saturating_mul(slabs.rows).saturating_mul(slabs.together)),
+            worker: whole_lines(panels.saturating_add(sums)),
             panels,
             threads,
         }
@@ -44,11 +45,6 @@ impl Workspace {
         let workers = self.worker.saturating_mul(self.threads);
         self.list.saturating_add(self.rows).saturating_add(workers)
     }
-}
-
-/// Bytes that keep each part on its own cache lines.
-fn lines(bytes: usize) -> usize {
-    bytes.checked_next_multiple_of(64).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

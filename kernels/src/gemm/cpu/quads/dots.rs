@@ -6,7 +6,7 @@ use super::Quads;
 use crate::simd::{LANES, Portable, Simd};
 
 /// Integer sums of sixteen outputs.
-pub trait Dots: Copy {
+pub(in crate::gemm::cpu) trait Dots: Copy {
     type S: Simd;
     type Sums: Copy;
     /// Four weights of each output.
@@ -25,8 +25,8 @@ pub trait Dots: Copy {
     unsafe fn dot<const WORD: usize>(sums: Self::Sums, weights: Self::Weights, a: i32) -> Self::Sums;
     /// `a - b`.
     unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
-    /// `256 · upper + lower`.
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums;
+    /// The sums of whole values, of those of their bytes: of two, `256 · upper + lower`.
+    unsafe fn joined<const BYTES: usize>(sums: [Self::Sums; BYTES]) -> Self::Sums;
     /// The sums, and to each `x`, of 23 bits and a sign, times the zero point of its output.
     unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums;
     /// As f32.
@@ -60,12 +60,12 @@ macro_rules! finish_apart {
     };
 }
 #[cfg(target_arch = "x86_64")]
-pub(in crate::gemm::cpu) use finish_apart;
+pub(super) use finish_apart;
 
 /// An integer of 23 bits and a sign as a word of two halves, the lower byte and what is above it: products of 16 bits with a
 /// number of a byte and with 256 times that add up to the whole.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn halves(x: i32) -> i32 {
+pub(super) fn in_halves(x: i32) -> i32 {
     (x & 0xff) | (x >> 8) << 16
 }
 
@@ -106,8 +106,8 @@ impl Dots for Plain {
     }
 
     #[inline(always)]
-    unsafe fn join(upper: Self::Sums, lower: Self::Sums) -> Self::Sums {
-        std::array::from_fn(|i| 256 * upper[i] + lower[i])
+    unsafe fn joined<const BYTES: usize>(sums: [Self::Sums; BYTES]) -> Self::Sums {
+        if BYTES == 1 { sums[0] } else { std::array::from_fn(|i| 256 * sums[0][i] + sums[BYTES - 1][i]) }
     }
 
     #[inline(always)]

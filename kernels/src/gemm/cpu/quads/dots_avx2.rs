@@ -2,33 +2,34 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use super::super::groups::Group;
 use super::super::integers::QuadLayout;
 use super::Quads;
-use super::dots::{Dots, finish_apart, halves};
+use super::dots::{Dots, finish_apart, in_halves};
 use crate::simd::{Avx2, LANES, Simd};
 
-/// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones. Activations of
-/// one byte and of two are whole values, and take as many.
+/// Weights of 16 bits of each half of sixteen outputs: at even bytes of their words, and at odd ones.
+pub(in crate::gemm::cpu) type EvenOdd = [[__m256i; 2]; 2];
+
+/// How bytes of weights become numbers of 16 bits.
+pub(in crate::gemm::cpu) trait Widened: Copy {
+    /// [`Dots::UNIT`].
+    const UNIT: f32;
+    /// [`Dots::load`].
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [EvenOdd; QUADS];
+}
+
+/// Integers, as panels hold them.
 #[derive(Clone, Copy)]
-pub struct EvenAndOdd;
+pub(in crate::gemm::cpu) struct Unsigned;
 
-impl Dots for EvenAndOdd {
-    type S = Avx2;
-    type Sums = [__m256i; 2];
-    type Weights = [[__m256i; 2]; 2];
-    const VECTORS: usize = 2;
-    const LAYOUT: QuadLayout = QuadLayout::Whole;
+impl Widened for Unsigned {
+    const UNIT: f32 = 1.0;
 
     #[inline(always)]
-    unsafe fn splat(x: i32) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe { [_mm256_set1_epi32(x); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn load<const QUADS: usize>(p: *const u8) -> [Self::Weights; QUADS] {
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [EvenOdd; QUADS] {
         // SAFETY: passed on.
         unsafe {
             let words = [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())];
@@ -45,6 +46,32 @@ impl Dots for EvenAndOdd {
             }
             quads
         }
+    }
+}
+
+/// Products of 16 bits, since AVX2's own of bytes saturate: those of the even bytes, and those of the odd ones. Activations of
+/// one byte and of two are whole values, and take as many.
+#[derive(Clone, Copy)]
+pub(in crate::gemm::cpu) struct EvenAndOdd<W = Unsigned>(PhantomData<W>);
+
+impl<W: Widened> Dots for EvenAndOdd<W> {
+    type S = Avx2;
+    type Sums = [__m256i; 2];
+    type Weights = EvenOdd;
+    const VECTORS: usize = 2;
+    const UNIT: f32 = W::UNIT;
+    const LAYOUT: QuadLayout = QuadLayout::Whole;
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self::Sums {
+        // SAFETY: passed on.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load<const QUADS: usize>(p: *const u8) -> [EvenOdd; QUADS] {
+        // SAFETY: passed on.
+        unsafe { W::load(p) }
     }
 
     #[inline(always)]
@@ -66,21 +93,15 @@ impl Dots for EvenAndOdd {
     }
 
     #[inline(always)]
-    unsafe fn join([upper, above]: Self::Sums, [lower, below]: Self::Sums) -> Self::Sums {
-        // SAFETY: passed on.
-        unsafe {
-            [
-                _mm256_add_epi32(_mm256_slli_epi32::<8>(upper), lower),
-                _mm256_add_epi32(_mm256_slli_epi32::<8>(above), below),
-            ]
-        }
+    unsafe fn joined<const BYTES: usize>(sums: [Self::Sums; BYTES]) -> Self::Sums {
+        sums[0]
     }
 
     #[inline(always)]
     unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums {
         // SAFETY: passed on.
         unsafe {
-            let x = _mm256_set1_epi32(halves(x));
+            let x = _mm256_set1_epi32(in_halves(x));
             let products = [zeros, zeros.add(8)].map(|p| {
                 let zeros = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
                 _mm256_madd_epi16(_mm256_blend_epi16::<0xaa>(zeros, _mm256_slli_epi32::<24>(zeros)), x)

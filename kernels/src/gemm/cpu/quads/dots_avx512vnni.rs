@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::groups::Group;
 use super::super::integers::QuadLayout;
 use super::Quads;
-use super::dots::{Dots, finish_apart, halves};
+use super::dots::{Dots, finish_apart, in_halves};
 use crate::simd::{Avx512, Simd};
 
 /// `vpdpbusd`.
@@ -52,9 +52,9 @@ impl Dots for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn join(upper: __m512i, lower: __m512i) -> __m512i {
+    unsafe fn joined<const BYTES: usize>(sums: [__m512i; BYTES]) -> __m512i {
         // SAFETY: passed on.
-        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
+        unsafe { if BYTES == 1 { sums[0] } else { _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[BYTES - 1]) } }
     }
 
     #[inline(always)]
@@ -63,7 +63,7 @@ impl Dots for Vnni {
         unsafe {
             let zeros = _mm512_cvtepi8_epi32(_mm_loadu_si128(zeros.cast()));
             let zeros = _mm512_mask_blend_epi16(0xaaaa_aaaa, zeros, _mm512_slli_epi32::<24>(zeros));
-            _mm512_dpwssd_epi32(sums, zeros, _mm512_set1_epi32(halves(x)))
+            _mm512_dpwssd_epi32(sums, zeros, _mm512_set1_epi32(in_halves(x)))
         }
     }
 

@@ -17,12 +17,9 @@ use super::pack;
 use super::tile::{Block, Packing};
 use crate::packed::blocks::{self, LINE};
 use crate::simd::{LANES, Simd};
-pub(super) use dots::Dots;
-pub(super) use dots::Plain;
+pub(super) use dots::{Dots, Plain};
 #[cfg(target_arch = "x86_64")]
-pub(super) use dots::finish_apart;
-#[cfg(target_arch = "x86_64")]
-pub(super) use dots_avx2::EvenAndOdd;
+pub(super) use dots_avx2::{EvenAndOdd, EvenOdd, Widened};
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots_avx512vnni::Vnni;
 
@@ -116,6 +113,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
     /// The products of the sixteen outputs `h` with one value of these bytes, at the place of byte `byte` of a step.
     #[inline(always)]
     unsafe fn products_of_one(group: Group, step: usize, h: usize, byte: usize, bytes: u16) -> [D::Sums; BYTES] {
+        const { assert!(BYTES == 1 || Self::WORDS == BYTES, "of two bytes, which alone have values in bf16, two words") };
         let words = D::LAYOUT.only(byte, bytes);
         // Of one byte it is the lower.
         let words = std::array::from_fn(|i| words[2 - BYTES + i]);
@@ -199,7 +197,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 let [[mut sum]] = self.scaled::<1, 1>([[*sums]], of_row);
                 self.for_each_apart(group, r, |step, byte, bits| {
                     let x = D::S::splat(f32::from_bits(u32::from(bits) << 16));
-                    let codes = D::widen(Self::joined(Self::products_of_one(group, step, h, byte, 1)));
+                    let codes = D::widen(D::joined(Self::products_of_one(group, step, h, byte, 1)));
                     let mut weights = D::S::sub(codes, D::S::splat(self.offset as f32));
                     if !zeros.is_null() {
                         weights = D::S::sub(weights, D::S::load_i8(zeros));
@@ -225,7 +223,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
             let mut joined = [[D::splat(0); H]; R];
             for r in 0..R {
                 for h in 0..H {
-                    joined[r][h] = Self::joined(sums[r][h]);
+                    joined[r][h] = D::joined(sums[r][h]);
                 }
             }
             if !group.zeros.is_null() {
@@ -234,9 +232,10 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 for r in 0..R {
                     let starts = Self::starts(again, r);
                     let start = if BYTES == 1 || Self::WHOLE { starts[0] } else { 256 * starts[0] + starts[BYTES - 1] };
+                    // That is `-offset · Σ a`, and the offset a power of two.
+                    let less = start >> self.offset.trailing_zeros();
                     for h in 0..H {
-                        let zeros = group.zeros.add(h * LANES);
-                        joined[r][h] = D::add_zeros(joined[r][h], zeros, start >> self.offset.trailing_zeros());
+                        joined[r][h] = D::add_zeros(joined[r][h], group.zeros.add(h * LANES), less);
                     }
                 }
             }
@@ -250,13 +249,6 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
             }
             scaled
         }
-    }
-
-    /// The sums of whole values, of those of their bytes.
-    #[inline(always)]
-    unsafe fn joined(sums: [D::Sums; BYTES]) -> D::Sums {
-        // SAFETY: passed on.
-        unsafe { if BYTES == 1 || Self::WHOLE { sums[0] } else { D::join(sums[0], sums[BYTES - 1]) } }
     }
 }
 
