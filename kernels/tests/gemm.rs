@@ -7,7 +7,7 @@ use half::bf16;
 use sinew_kernels::gemm::{self, Gemm, GemmDynamic, GemmStatic, InputNorm, Rhs};
 use sinew_kernels::harness::case::{Generator, Lay, Values, encode, host_operand};
 use sinew_kernels::norm::{self, Norm, NormDynamic, NormFormula, NormKind};
-use sinew_kernels::packed::{self, Codes, Encoding, Format, RowCodes, WeightRows, Weights, formats};
+use sinew_kernels::packed::{self, Codes, Encoding, Format, GROUP_SIZES, RowCodes, WeightRows, Weights, formats};
 use sinew_kernels::{Compute, Launch, Operands, Operator, Row, Table};
 use sinew_memory::{Buffer, Cpu, Device, DeviceKind, SimdLevel, Team};
 use sinew_tensor::{BlockFormat, BlockValues, DType, Layout, Tensor, View};
@@ -698,7 +698,7 @@ fn per_channel_a_row_has_one_scale() {
     }
 }
 
-/// Where what they are multiplied with is zero, and no sums are taken apart of zero points, as rows in floats do.
+/// Where what they are multiplied with is zero.
 #[test]
 fn outliers_cost_the_other_activations_of_their_group_nothing() {
     let device: Arc<dyn Device> = Cpu::get();
@@ -721,11 +721,9 @@ fn outliers_cost_the_other_activations_of_their_group_nothing() {
         let a = Tensor::from_bytes(&device, &bytes, DType::BF16, &[1, m, k]).unwrap();
         let bytes = encode(DType::F32, &b);
         let sources = [WeightRows::from_bytes(&bytes, DType::F32, n, k).unwrap()];
-        let blocks = |format: &Format| match format.encoding() {
-            Encoding::Blocks(of) if of.values().is_integer() => Some(of),
-            _ => None,
-        };
-        for (format, of) in formats().filter_map(|format| blocks(format).map(|of| (format, of))) {
+        let is_integer =
+            |format: &&Format| matches!(format.encoding(), Encoding::Blocks(of) if of.values().is_integer());
+        for format in formats().filter(is_integer) {
             let mut packed = vec![0; format.packed_bytes(n, k, false)];
             format
                 .pack(&Team::new(1).unwrap(), SimdLevel::detected(), &Weights::new(&sources, false), &mut packed)
@@ -740,8 +738,7 @@ fn outliers_cost_the_other_activations_of_their_group_nothing() {
             let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
             let fixed = GemmStatic::new(n, k, DType::BF16, Rhs::Packed(format), DType::F32, Compute::Bf16);
             for row in gemm::rows().iter().filter(|row| row.device == DeviceKind::CPU) {
-                let takes_apart = of.zero_points() && row.arithmetic.name != "gemm.int16-groups";
-                if takes_apart || (row.admits)(&fixed, device.hardware()).is_err() {
+                if (row.admits)(&fixed, device.hardware()).is_err() {
                     continue;
                 }
                 let d = product(row, device.clone(), &fixed, &a, &packed);
@@ -759,8 +756,8 @@ fn outliers_cost_the_other_activations_of_their_group_nothing() {
     assert!(ran.contains("gemm.cpu.portable.blocks"), "{ran:?}");
 }
 
-/// With zero points both sums of an infinite activation are infinite: what comes out is not finite, and of other rows
-/// it is.
+/// An infinite activation gives infinities where floats are multiplied, of the sign of what it meets; of int8 no numbers.
+/// Other rows stay finite.
 #[test]
 fn an_infinite_activation_leaves_no_number_behind_where_there_are_zero_points() {
     let device: Arc<dyn Device> = Cpu::get();
@@ -784,7 +781,56 @@ fn an_infinite_activation_leaves_no_number_behind_where_there_are_zero_points() 
         let table = Table::<Gemm>::new(gemm::rows());
         for row in table.candidates(&fixed, device.hardware()).0 {
             let d = product(row, device.clone(), &fixed, &a, &packed);
-            assert!(d[..n].iter().all(|x| !x.is_finite()) && d[n..].iter().all(|x| x.is_finite()), "{}", row.name);
+            // Codes are in two's complement: from 8 on they are negative, but no less than the zero points.
+            let is_right = |(i, x): (usize, &f32)| match codes[i * k + 3] {
+                8 => x.is_nan(),
+                _ if compute == Compute::Int8 => x.is_nan(),
+                _ => *x == f32::INFINITY,
+            };
+            assert!(d[..n].iter().enumerate().all(is_right), "{}: {:?}", row.name, &d[..n]);
+            assert!(d[n..].iter().all(|x| x.is_finite()), "{}", row.name);
         }
     }
+}
+
+/// Codes and zero points as far apart as they may be, and activations of one sign: what integer sums have to hold.
+#[test]
+fn sums_of_whole_groups_hold_the_largest_differences_of_codes_and_zero_points() {
+    let device: Arc<dyn Device> = Cpu::get();
+    let (m, n) = (3, 33);
+    let mut ran = std::collections::BTreeSet::new();
+    for (values, group) in [BlockValues::Int4, BlockValues::Int8].into_iter().flat_map(|v| GROUP_SIZES.map(|g| (v, g)))
+    {
+        let format = BlockFormat::new(values, group, DType::F32, true).unwrap();
+        let k = 2 * group;
+        let (least, most) = (-1i32 << (values.bits() - 1), (1i32 << (values.bits() - 1)) - 1);
+        // Of even outputs the largest code and the least zero point, of odd ones the other way round.
+        let of = |output: usize| if output % 2 == 0 { [most, least] } else { [least, most] };
+        let codes: Vec<u8> = (0..n * k).map(|at| of(at / k)[0] as u8 & ((1u32 << values.bits()) - 1) as u8).collect();
+        let zeros: Vec<i8> = (0..n * 2).map(|at| of(at / 2)[1] as i8).collect();
+        let scales = encode(DType::F32, &vec![1.0; n * 2]);
+        let given = Codes { format, codes: &codes, scales: &scales, zeros: &zeros };
+        let sources = [WeightRows::from_codes(given, n, k).unwrap()];
+        let packed_as = Format::in_panels(format).unwrap();
+        let mut packed = vec![0; packed_as.packed_bytes(n, k, false)];
+        let weights = Weights::new(&sources, false);
+        packed_as.pack(&Team::new(1).unwrap(), SimdLevel::detected(), &weights, &mut packed).unwrap();
+        let packed = Tensor::from_bytes(&device, &packed, DType::U8, &[packed.len()]).unwrap();
+        let activations = [3.0f32, -3.0, 1.9921875];
+        let a: Vec<f32> = (0..m * k).map(|at| activations[at / k]).collect();
+        let a = Tensor::from_slice(&device, &a, &[1, m, k]).unwrap();
+        for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
+            let fixed = GemmStatic::new(n, k, DType::F32, Rhs::Packed(packed_as), DType::F32, compute);
+            for row in Table::<Gemm>::new(gemm::rows()).candidates(&fixed, device.hardware()).0 {
+                for (at, d) in product(row, device.clone(), &fixed, &a, &packed).into_iter().enumerate() {
+                    let [code, zero] = of(at % n);
+                    let exact = f64::from(activations[at / n]) * f64::from(code - zero) * k as f64;
+                    let error = (f64::from(d) - exact).abs();
+                    assert!(error <= 1e-6 * exact.abs(), "{} of {}: {d} for {exact}", row.name, packed_as.name());
+                }
+                ran.insert(row.name);
+            }
+        }
+    }
+    assert!(ran.contains("gemm.cpu.portable.blocks") && ran.contains("gemm.cpu.portable.int8"), "{ran:?}");
 }
