@@ -149,7 +149,7 @@ pub struct GemmDynamic {
     pub m: usize,
 }
 
-/// The norm of the left operand's rows: its bits are those of [`Norm`](crate::norm::Norm) into a tensor of
+/// The norm of the left operand's rows: its bits are those of [`Norm`] into a tensor of
 /// [`InputNorm::to`] that is then multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputNorm {
