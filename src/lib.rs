@@ -103,7 +103,7 @@
 //! Nothing that a user or a file says makes these crates panic. Errors print as one line that names what was asked and
 //! what would work; [`models::one_line`] joins one with its causes.
 
-// The text above is of all features.
+// The text above links to what the feature `models` has.
 #![cfg_attr(not(feature = "models"), allow(rustdoc::broken_intra_doc_links))]
 
 #[cfg(feature = "models")]

@@ -805,7 +805,7 @@ fn sums_of_whole_groups_hold_the_largest_differences_of_codes_and_zero_points() 
         let k = 2 * group;
         let (least, most) = (-1i32 << (values.bits() - 1), (1i32 << (values.bits() - 1)) - 1);
         // Of even outputs the largest code and the least zero point, of odd ones the other way round.
-        let of = |output: usize| if output % 2 == 0 { [most, least] } else { [least, most] };
+        let of = |output: usize| if output.is_multiple_of(2) { [most, least] } else { [least, most] };
         let codes: Vec<u8> = (0..n * k).map(|at| of(at / k)[0] as u8 & ((1u32 << values.bits()) - 1) as u8).collect();
         let zeros: Vec<i8> = (0..n * 2).map(|at| of(at / 2)[1] as i8).collect();
         let scales = encode(DType::F32, &vec![1.0; n * 2]);

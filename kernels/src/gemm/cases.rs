@@ -14,7 +14,7 @@ use crate::packed::{BF16, Codes, Encoding, F16, F32, Format, PANEL, PanelKind, W
 use crate::support::stored::StoredAs;
 use crate::{Arithmetic, F32Bits, Result};
 
-/// Whether a step of K is one of those that [`Values::Cancelling`] multiplies with zeros.
+/// Returns whether [`Values::Cancelling`] multiplies this step of K by a weight of zero.
 fn cancels(step: usize) -> bool {
     !step.is_multiple_of(3)
 }
@@ -91,7 +91,7 @@ fn draw_codes(
     let groups = n * k.div_ceil(format.group());
     let scales: Vec<f64> =
         (0..groups).map(|_| format.scale_dtype().round(generator.normal() / f64::from(values.extreme()))).collect();
-    // Those of int4 may be 8, as GPTQ's first version has them.
+    // The zero point 8 occurs in GPTQ's first version.
     let most = (1 << values.bits()) + usize::from(values.bits() == 4);
     let zero = |generator: &mut Generator| generator.below(most) as f64 + f64::from(values.extreme());
     let zeros = if format.zero_points() { (0..groups).map(|_| zero(generator) as i8).collect() } else { Vec::new() };

@@ -82,7 +82,7 @@ unsafe fn multiply_pairs<P: Pairs, const N: usize, const R: usize, const V: usiz
     unsafe { multiply::<_, R, 1, 2, V>(Dots::<P, N>::of(format), format, block) };
 }
 
-/// The same with codes of four bits.
+/// Multiplies pairs of codes of four bits, with or without zero points.
 #[inline(always)]
 unsafe fn multiply_nibbles<const R: usize, const V: usize>(block: Block) {
     // SAFETY: passed on.
@@ -94,7 +94,7 @@ unsafe fn multiply_nibbles<const R: usize, const V: usize>(block: Block) {
     }
 }
 
-/// The same with integers of a byte.
+/// Multiplies pairs of integers of a byte, with or without zero points.
 #[inline(always)]
 unsafe fn multiply_integers<const R: usize, const V: usize>(block: Block) {
     // SAFETY: passed on.

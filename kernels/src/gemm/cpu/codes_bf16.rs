@@ -28,13 +28,13 @@ pub(super) trait Pairs: Copy {
     const COUNT: usize;
     /// Registers of what looks them up.
     const TABLES: usize;
-    /// What is subtracted for the zero points of sixteen outputs; `()` where there are none.
+    /// Zero points of sixteen outputs, in the form that [`load`](Self::load) subtracts; `()` if the format has none.
     type Zeros: Copy;
-    /// What looks up the codes of a kind of values.
+    /// Builds the lookup for a kind of values.
     unsafe fn new(values: BlockValues) -> Self;
-    /// The same for the zero points at `p`, which is not read where there are none.
+    /// Loads the zero points at `p`. A format without zero points does not read it.
     unsafe fn zeros(p: *const i8) -> Self::Zeros;
-    /// The pairs of sixteen words at `p`, the first of each before the second, less their zero points.
+    /// Loads sixteen words at `p` as pairs of codes minus zero points, the first of each pair before the second.
     unsafe fn load<const N: usize>(&self, p: *const u8, zeros: Self::Zeros) -> [__m512bh; N];
 }
 
@@ -81,15 +81,14 @@ impl Pairs for Nibbles {
     }
 }
 
-/// Integers of four bits less zero points: the differences, from -16 to 15, are five bits that choose among the 32 words of
-/// the table.
+/// Integers of four bits minus zero points. Differences are -16 to 15: their five bits index a table of 32 words.
 #[derive(Clone, Copy)]
 pub(super) struct NibblesLessZeros(__m512i);
 
 impl Pairs for NibblesLessZeros {
     const COUNT: usize = 4;
     const TABLES: usize = 2;
-    /// Of each output its zero point, as panels hold codes, in all bytes of a word.
+    /// Each output's zero point plus the offset of packed codes, repeated in the four bytes of its word.
     type Zeros = __m512i;
 
     #[inline(always)]
@@ -170,13 +169,13 @@ impl Integers {
     /// 2^23 and 2^15: the lowest byte of the one's bits counts ones, as does the second of the other's.
     const POWERS: [f32; 2] = [8_388_608.0, 32_768.0];
 
-    /// What is subtracted of each where there are no zero points.
+    /// Subtracted from each byte's float if there are no zero points: its power of two and the offset of packed codes.
     const OFFSETS: [f32; 2] = [
         Self::POWERS[0] + blocks::offset(BlockValues::Int8) as f32,
         Self::POWERS[1] + blocks::offset(BlockValues::Int8) as f32,
     ];
 
-    /// The pairs of sixteen words, each of the two less what is `taken`.
+    /// Loads the pairs of sixteen words, with `taken` subtracted from the two bytes of each half.
     #[inline(always)]
     unsafe fn pairs<const N: usize>(&self, p: *const u8, taken: [__m512; 2]) -> [__m512bh; N] {
         debug_assert_eq!(N, Self::COUNT);
@@ -220,7 +219,7 @@ impl Pairs for Integers {
     }
 }
 
-/// The same less zero points: differences from -255 to 255, whose eight bits bf16 holds.
+/// Integers of a byte minus zero points. Differences are -255 to 255, which bf16 holds exactly.
 #[derive(Clone, Copy)]
 pub(super) struct IntegersLessZeros(Integers);
 

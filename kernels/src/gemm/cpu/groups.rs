@@ -40,7 +40,7 @@ pub(super) trait Products<const R: usize, const V: usize>: Steps {
     const SUMS: usize = 1;
     /// Whether words are multiplied as they are: then some cores' own prefetchers are best left to themselves.
     const LIGHT: bool;
-    /// What the sums of a group start from, and what is known of the group while its lines are multiplied.
+    /// Starts the sums of a group, and loads the zero points that its lines need.
     unsafe fn start(self, group: Group) -> Self::Sums;
     /// Adds the products of a line of words.
     unsafe fn add_line(self, sums: Self::Sums, a: *const f32, height: usize, words: *const u8) -> Self::Sums;
@@ -309,7 +309,7 @@ unsafe fn scales_of_f16(p: *const u8) -> [f32; LANES] {
     unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(|bits| f16::from_bits(bits).to_f32())
 }
 
-/// What products of an arithmetic have in place of codes.
+/// Writes a panel's codes as the numbers they stand for, which products then read in their place.
 ///
 /// # Safety
 /// The machine has the level; `words` are sixteen, as are the `zeros` of their group where the format has any, and `to` has

@@ -1,11 +1,10 @@
-//! Blocks of K: how many values of a panel are multiplied with all tiles of a slab before the next (kc).
-//! And whether a weight is asked for through the caches, or past them.
+//! Blocks of K: how many values of a panel are multiplied with all tiles of a slab before the next (kc). Also whether a
+//! weight is prefetched through the caches or past them.
 
 use super::super::tile::{Reads, Tiles};
-use super::Room;
-use super::Shape;
 use super::slabs::Slabs;
 use super::tasks::Tasks;
+use super::{Room, Shape};
 
 /// Values of K in a block of few rows: all tiles but the first find the panel in a cache and give memory no work, so their
 /// turns are to be short.

@@ -1,7 +1,6 @@
 //! Slabs: how many rows of A are packed and multiplied together (mc).
 
-use super::Room;
-use super::Shape;
+use super::{Room, Shape};
 
 /// Rows that a slab of A has where the second cache holds fewer, if they take no more than a part of the third: A is read
 /// in order, as fast from there, and a slab that the second cache holds almost is read more slowly than either, with

@@ -27,7 +27,7 @@ pub(in crate::gemm::cpu) trait Dots: Copy {
     unsafe fn sub(a: Self::Sums, b: Self::Sums) -> Self::Sums;
     /// The sums of whole values, of those of their bytes: of two, `256 · upper + lower`.
     unsafe fn joined<const BYTES: usize>(sums: [Self::Sums; BYTES]) -> Self::Sums;
-    /// The sums, and to each `x`, of 23 bits and a sign, times the zero point of its output.
+    /// Adds `x`, of at most 23 bits and a sign, times each output's zero point to its sum.
     unsafe fn add_zeros(sums: Self::Sums, zeros: *const i8, x: i32) -> Self::Sums;
     /// As f32.
     unsafe fn widen(sums: Self::Sums) -> <Self::S as Simd>::F;
@@ -62,8 +62,8 @@ macro_rules! finish_apart {
 #[cfg(target_arch = "x86_64")]
 pub(super) use finish_apart;
 
-/// An integer of 23 bits and a sign as a word of two halves, the lower byte and what is above it: products of 16 bits with a
-/// number of a byte and with 256 times that add up to the whole.
+/// Splits an integer of at most 23 bits and a sign into two halves of a word, its low byte and the rest: `z` times the first
+/// plus `256 · z` times the second is `z` times the integer, by one `vpmaddwd`.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn in_halves(x: i32) -> i32 {
     (x & 0xff) | (x >> 8) << 16

@@ -13,7 +13,7 @@ use crate::simd::{Avx2, LANES, Simd};
 /// Weights of 16 bits of each half of sixteen outputs: at even bytes of their words, and at odd ones.
 pub(in crate::gemm::cpu) type EvenOdd = [[__m256i; 2]; 2];
 
-/// How bytes of weights become numbers of 16 bits.
+/// Widens bytes of weights to 16 bits.
 pub(in crate::gemm::cpu) trait Widened: Copy {
     /// [`Dots::UNIT`].
     const UNIT: f32;
@@ -125,8 +125,8 @@ impl<W: Widened> Dots for EvenAndOdd<W> {
     finish_apart!(#[target_feature(enable = "avx2,fma,f16c")]);
 }
 
-/// `a + b` as one instruction that the compiler does not move: it would add up products of several steps before the sums, and
-/// have no registers for them.
+/// Adds `a + b` by an instruction that the compiler cannot reassociate. It would add products of several steps to each other
+/// first, and spill the sums.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_now(mut a: __m256i, b: __m256i) -> __m256i {

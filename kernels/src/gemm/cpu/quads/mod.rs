@@ -95,7 +95,7 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
         unsafe { *sum = D::dot::<WORD>(*sum, weights, a) };
     }
 
-    /// The same of rows whose words lie one behind another.
+    /// Adds the products of word `WORD` of all rows, whose words lie one behind another.
     #[inline(always)]
     unsafe fn add_rows<const WORD: usize, const R: usize, const H: usize>(
         sums: &mut [[[D::Sums; BYTES]; H]; R],
@@ -227,12 +227,13 @@ impl<D: Dots, const N: usize, const BYTES: usize> Quads<D, N, BYTES> {
                 }
             }
             if !group.zeros.is_null() {
-                // Read again: where they are known to be what sums start from, they are broadcast from other registers.
+                // The compiler must not know that these are what sums started from: it would broadcast sums from general
+                // registers instead of memory.
                 let again = Group { header: std::hint::black_box(group.header), ..group };
                 for r in 0..R {
                     let starts = Self::starts(again, r);
                     let start = if BYTES == 1 || Self::WHOLE { starts[0] } else { 256 * starts[0] + starts[BYTES - 1] };
-                    // That is `-offset · Σ a`, and the offset a power of two.
+                    // `start` is `-offset · Σ a`, and the offset a power of two: `less` is `-Σ a`.
                     let less = start >> self.offset.trailing_zeros();
                     for h in 0..H {
                         joined[r][h] = D::add_zeros(joined[r][h], group.zeros.add(h * LANES), less);
